@@ -4,13 +4,13 @@
 
 It uses the flags, functions and folders of more/ppo_linen_vmap.py. There, Python calls the compiled
 rollout and update in each iteration. Here, jax.lax.scan loops over all iterations, under one
-jax.vmap over the agents, and one jax.jit compiles all of this and the initialization. So the
-program is called once, and returns all metrics at the end.
+jax.vmap over the agents, and one jax.jit compiles these loops and the initialization. The program
+is called once and returns all metrics at the end.
 
-The drawback: nothing can be seen, logged or saved before the end, and a run that is stopped or
-killed leaves nothing. The times of single iterations are unknown, so metrics.jsonl contains their
-mean; the first also includes the time to compile. All metrics stay on the device until the end, and
-another number of iterations requires compiling again.
+The drawback: nothing is printed, logged or saved before the end, and a run that is stopped or
+killed leaves no results. The times of single iterations are unknown, so metrics.jsonl contains
+their mean; the first also includes the compile time. All metrics stay on the device until the end,
+and a different number of iterations requires recompilation.
 """
 
 import signal
@@ -38,10 +38,10 @@ from more.ppo_linen_vmap import (
 
 
 def train_all(seeds: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any, Any]:
-    """Train an agent for each seed; return their train_state, obs, env_state and metrics."""
+    """Train an agent per seed; return the train_state, obs, env_state and metrics of all agents."""
     keys = jax.vmap(lambda seed: jax.random.split(jax.random.PRNGKey(seed), 3))(seeds)
-    # Not under vmap: on a CPU, the batched initialization of orthogonal matrices sometimes
-    # deadlocks (jaxlib 0.10.2).
+    # lax.map instead of vmap: on a CPU, the batched initialization of orthogonal matrices
+    # sometimes deadlocks (jaxlib 0.10.2).
     make = partial(make_agent, args, env.obs_shape, env.num_actions)
     train_state = jax.lax.map(make, keys[:, 1])
     training = partial(whole_training, env=env, args=args)
@@ -49,7 +49,7 @@ def train_all(seeds: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any,
 
 
 def whole_training(train_state, key, env_key, env: VecEnv, args: Args) -> tuple[Any, Any, Any, Any]:
-    """Train one agent; return train_state, obs, env_state and metrics, each (num_iterations,)."""
+    """Train one agent; return train_state, obs, env_state and the metrics (num_iterations,)."""
     obs, env_state = env.reset(env_key)
 
     def one_iteration(carry, iteration):

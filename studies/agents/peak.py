@@ -3,8 +3,8 @@
     python -m studies.agents.peak more/ppo_linen_vmap.py --seed 1 --runs-dir runs --run-name mine
     python -m studies.agents.peak -m studies.agents.one_scan --runs-dir runs --run-name mine
 
-Adds peak_host_bytes to each run.json in the run folder. With many agents it is the peak memory of
-the program that trains all of them. All flags are passed to the script.
+Adds peak_host_bytes to each run.json in the run folder. With many agents, this is the peak memory
+of the program that trains all of them. All flags are passed to the script.
 """
 
 import argparse

@@ -3,11 +3,11 @@
     python -m studies.agents.side_by_side ppo_linen.py --seed 1 --runs-dir runs --run-name pair
 
 All other flags are passed to the script. With two cores this trains with seeds 1 and 2, in
-runs/pair/seed1 and seed2. In each run.json, side_by_side is the number of processes, so the
-analysis knows that the durations are not those of a process that ran alone. If all processes
-complete, runs/pair gets a run.json like that of a program with many agents: seconds (from the start
-of the first process to the end of the last) and peak_host_bytes (the sum over processes). A signal
-that ends this process also kills its children and their descendants; SIGKILL, which cannot be
+runs/pair/seed1 and seed2. In each run.json, side_by_side is the number of processes, which
+tells the analysis that the process did not run alone. If all processes complete, runs/pair gets a
+run.json like the one that a program with many agents writes: seconds (from the start of the first
+process to the end of the last) and peak_host_bytes (the sum over processes). A signal that ends
+this process also kills its children and their descendants; SIGKILL, which cannot be
 caught, only kills the children. Needs Linux, and setpriv and taskset from util-linux.
 """
 
@@ -32,8 +32,7 @@ DIE_TOO = ["setpriv", "--pdeathsig", "KILL"]
 def usable_cores() -> list[set[int]]:
     """Return the CPUs of each physical core that this process may use.
 
-    The control group (version 2) of a container may limit it to fewer cores, as docker run --cpus 2
-    does.
+    A control group (version 2) may limit the process to fewer cores, as docker run --cpus 2 does.
     """
     cores: dict[str, set[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0)):

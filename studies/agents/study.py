@@ -1,8 +1,8 @@
 """Cost of training N agents in one program, or in one process per agent.
 
 README.md describes the four methods. A method with P processes at a time (one, or one per core) is
-measured with P agents and extrapolated to each multiple N of P: the last P agents take as long as
-the slowest of them, all others as long as the mean.
+measured with P agents and extrapolated to each multiple N of P: we assume that the last P agents
+take as long as the slowest of them, and all others as long as the mean.
 
 Memory is the peak over all repeats; for processes side by side, the sum over processes.
 """
@@ -47,9 +47,9 @@ KEYS = ["framework", "way", "agents"]
 
 # === What was measured ==========================================================================
 def programs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per program, or per group of processes side by side.
+    """Return one row per program, or per group of processes side by side.
 
-    The repeat is the number of the block of 1,000 seeds that contains the seed of the first agent.
+    Each repeat uses a separate block of 1,000 seeds, so the seed of the first agent determines it.
     """
     runs = timed(runs).dropna(subset=["process"])
     runs = runs[runs["mode"].str.split(", ").str[0].isin(SCRIPTS)]
@@ -62,7 +62,7 @@ def programs(runs: pd.DataFrame) -> pd.DataFrame:
         framework, way = SCRIPTS[script]
         agents = one["num_agents"] if way in PROGRAMS else len(part)
         if together and together != f"{agents} {BESIDE}":
-            continue  # one of them failed
+            continue  # a process of the group failed
         rows.append(
             {
                 "framework": framework,
@@ -79,7 +79,7 @@ def programs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def costs(source: Path) -> pd.DataFrame:
-    """Return the cost of N agents per method and repeat, for each N that a program was run with.
+    """Return the cost of N agents per method and repeat, for each N that one program trained.
 
     Raise SourceError if no run trained many agents in one program.
     """
@@ -99,7 +99,7 @@ def costs(source: Path) -> pd.DataFrame:
 
 # === Tables =====================================================================================
 def ratio_table(table: pd.DataFrame) -> Table:
-    """Return the ratios of the times of two methods, paired by repeat: a column per N.
+    """Return the ratios between the times of two methods, paired by repeat, with a column per N.
 
     Raise SourceError if no pair of methods was run.
     """
@@ -122,7 +122,7 @@ def ratio_table(table: pd.DataFrame) -> Table:
 
 
 def rate_table(table: pd.DataFrame) -> Table:
-    """Return the maximum of steps per second over N: a row per framework, a column per method."""
+    """Return the highest steps per second over all N, by framework (rows) and method (columns)."""
     thousands = table.assign(thousands=table["rate"] / 1000)
     frame = stats.of_groups(thousands, KEYS, "thousands", stats.geometric_mean)
     # Except for rounding, processes have the same rate for every N: show the smallest N.
@@ -154,7 +154,7 @@ BLOCKS = {
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the figure of a folder of runs, or of the study, and print the tables."""
+    """Draw the figure for a folder of runs or for the study, and print the tables."""
     table = costs(source)
     (out / "agents.png").write_bytes(figures.png(draw(table)))
     for make in (rate_table, ratio_table):

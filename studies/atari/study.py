@@ -35,7 +35,7 @@ CLEANRL_LABEL = "CleanRL's ppo_atari.py, 84 x 84, from its documentation"
 
 
 def costs(path: Path, name: str) -> pd.DataFrame:
-    """Return a row per program of a race: environment steps per second, and the ratio to Linen."""
+    """Return one row per program in a race: environment steps per second and ratio to Linen."""
     found = races.named(path)
     if name not in found:
         raise SourceError(f"{path} has no race '{name}'")
@@ -48,7 +48,7 @@ def costs(path: Path, name: str) -> pd.DataFrame:
 
 
 def cost_table(path: Path) -> Table:
-    """Return a row per program, with its speed and ratio on one core and on two."""
+    """Return one row per program, with its speed and ratio on one core and on two."""
     both = [costs(path, name).set_index("program").add_prefix(f"{name}_") for name in RACES]
     frame = pd.concat(both, axis=1).reset_index()
     columns = {"program": text("program")}
@@ -59,13 +59,13 @@ def cost_table(path: Path) -> Table:
 
 
 def ratio_to_linen(name: str):
-    """Return a function that writes the ratio of a program in a race."""
+    """Return a function that formats the ratio of a row in the given race."""
     written = multiple(f"{name}_")
     return lambda row: "1.00×" if row["program"] == LINEN else written(row)
 
 
 def read(source: Path) -> pd.DataFrame:
-    """Return a row per iteration in which an episode finished, with the columns of KEYS first."""
+    """Return one row per iteration in which an episode finished, with the columns of KEYS first."""
     data = load(source)
     rows = data.iterations.merge(data.runs[KEYS], on="run")
     rows = rows.rename(columns={"charts/episodic_return": "return", "charts/episodes": "episodes"})
@@ -82,7 +82,7 @@ def return_at(run: pd.DataFrame, step: float) -> float:
 
 
 def learning_table(source: Path) -> Table:
-    """Return the duration and the returns by environment steps, a row per script and seed."""
+    """Return the duration and the returns by steps, with one row per script and seed."""
     rows = []
     for _, run in read(source).groupby("run", sort=False):
         row = {"script": SCRIPTS[run["script"].iloc[0]], "seed": str(run["seed"].iloc[0])}
@@ -96,7 +96,7 @@ def learning_table(source: Path) -> Table:
 
 @figures.styled
 def draw_learning(source: Path) -> Figure:
-    """Plot the return of each run against steps, and the points of CleanRL."""
+    """Plot the return of each run against steps, and CleanRL's points."""
     figure, [axes] = figures.make_panels(["Pong"], 1, 3.6, figures.WIDTH, False)
     for _, run in read(source).groupby("run", sort=False):
         steps = np.arange(WINDOW, run["global_step"].max(), WINDOW / 5)

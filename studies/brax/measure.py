@@ -1,21 +1,21 @@
-"""Time training in robots of brax and of MuJoCo Playground.
+"""Time training on robots from brax and MuJoCo Playground.
 
     pip install brax==0.14.2 playground==0.2.0
     python -m studies.brax.measure 10 > studies/brax/speed.jsonl
     python -m studies.brax.measure 3 --many --peers > studies/brax/many.jsonl
 
 The first argument is the number of iterations after the first one. Each line is a run:
-"start_seconds" is everything before these iterations: imports, the pool of initial states and
+"start_seconds" covers everything before these iterations: imports, the pool of initial states and
 compilation; "steps_per_second" is the median of these iterations, including updates; "cpu_seconds"
 is the CPU time of all threads in the run. The other times are wall-clock times, which mean
 little on a busy machine.
 
 Without --many, train more/ppo_continuous_linen.py in several robots, with 64 steps per environment.
 With --many, train our PPO and SAC in HalfCheetahSpring only, with 64 to 2,048 environments and 32
-steps per environment. With --peers, the PPO and SAC of brax also run, in an environment that uv
-creates. Their durations are reported by the library and exclude its evaluations. With
---purejaxrl ../purejaxrl, PureJaxRL's PPO follows, and ours with the same networks;
-studies/brax/peers/jax_purejaxrl.py says how to get it.
+steps per environment. With --peers, also train brax's PPO and SAC, in an environment that uv
+creates; the library reports their durations, which exclude its evaluations. With
+--purejaxrl ../purejaxrl, also train PureJaxRL's PPO, and our PPO with the same networks;
+studies/brax/peers/jax_purejaxrl.py contains the commands that create this checkout.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def cpu_seconds() -> float:
 def measure(
     script: list[str], env_id: str, num_envs: int, num_steps: int, iterations: int, first: int = 1
 ) -> dict[str, Any]:
-    """Train with one of our scripts; its first iterations, which compile, count as start-up."""
+    """Train with one of our scripts; return its speed. The first iterations count as startup."""
     steps = num_envs * num_steps
     words = [sys.executable, *script, "--env-id", env_id]
     words += ["--num-envs", str(num_envs), "--num-steps", str(num_steps)]
@@ -108,10 +108,10 @@ def say(row: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.brax.measure")
     parser.add_argument("iterations", type=int)
-    parser.add_argument("--many", action="store_true", help="up to 2,048 HalfCheetahSpring")
-    parser.add_argument("--peers", action="store_true", help="with --many: also the agents of brax")
+    parser.add_argument("--many", action="store_true", help="train in up to 2,048 environments")
+    parser.add_argument("--peers", action="store_true", help="with --many: also train brax agents")
     parser.add_argument("--uv", default="uv run --script", help="command for the other libraries")
-    parser.add_argument("--purejaxrl", help="with --many: a checkout of PureJaxRL")
+    parser.add_argument("--purejaxrl", help="with --many: PureJaxRL checkout")
     args = parser.parse_args()
     say({"cpu": cpu(), "cores": os.cpu_count()})
     env_id = "envs.brax:HalfCheetahSpring"

@@ -19,7 +19,7 @@ KEYS = ["training", "num_envs", "other"]
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return a row per pair: steps per second of our script and of the library that ran next.
+    """Return one row per pair: steps per second of our script and of the library that ran next.
 
     A round of measure.py starts with a line that names the processor.
     """
@@ -40,7 +40,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def many_table(path: Path) -> Table:
-    """Return steps per second, ours and of the library, per training and number of environments."""
+    """Return our and the library's steps per second, per training and number of environments."""
     pairs = read(path)
     pairs["ratio"] = pairs["ours"] / pairs["others"]
     frame = stats.of_groups(pairs, KEYS, "ratio", stats.geometric_mean)
@@ -70,7 +70,7 @@ def gain(path: Path) -> Text:
 
 
 def speed_table(path: Path) -> Table:
-    """Return the speed of our PPO, a row per robot and number of environments."""
+    """Return the speed of our PPO, with one row per robot and number of environments."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     frame = pd.DataFrame([row for row in rows if "script" in row])
     cells = pd.DataFrame({"robot": frame["env_id"].str.replace("envs.", "")})

@@ -15,10 +15,10 @@ OURS = (LINEN, "compiled PyTorch", "PyTorch")
 
 
 def costs(path: Path, title: str) -> pd.DataFrame:
-    """Return a row per program: microseconds per environment step, and the ratio to Linen.
+    """Return one row per program: microseconds per environment step, and the ratio to Linen.
 
-    The microseconds are those of Linen in the first race times the ratio, so that all rows refer
-    to the same race.
+    The time is the Linen time in the first race multiplied by the ratio, so that all rows refer to
+    the same race.
     """
     found = races.named(path)
     first, *_ = TABLES[title]
@@ -50,10 +50,10 @@ def sac_table(path: Path) -> Table:
 
 
 def intel_table(path: Path) -> Table:
-    """Return a row per program: its time / Linen time, on an Intel Xeon and on an AMD EPYC.
+    """Return one row per program: its time / Linen time, on an Intel Xeon and an AMD EPYC.
 
-    path is the Intel PPO race. The mkl study contains the Intel SAC race, and the AMD race with
-    --matmul-precision medium.
+    The file at path is the Intel PPO race. The mkl study contains the Intel SAC race, and the AMD
+    race with --matmul-precision medium.
     """
     mkl = path.parent.parent / "mkl"
     files = {"PPO": path, "SAC": mkl / "intel_sac.jsonl"}

@@ -2,15 +2,15 @@
 
     taskset --cpu-list 0 python -m studies.convolutions.measure > measured.jsonl
 
-A step trains on a minibatch of 256 Atari images: PPO's loss, its gradient, clipping and Adam. The
-networks and losses are those of more/ppo_cnn_*_gymnasium.py. All variants start from the same
-weights and see the same images.
+A step trains on a minibatch of 256 Atari images: it computes the PPO loss and its gradient, clips
+the gradient, and applies Adam. Networks and losses come from more/ppo_cnn_*_gymnasium.py. All
+variants start from the same weights and see the same images.
 
 In each round, every variant runs once, in random order. A run is one fresh process: it compiles,
 trains on an epoch of four minibatches to warm up, and then times three more epochs. The slow
-variants only run in the first three rounds, and only for one epoch. Times are CPU seconds, because
-other programs may use the same core. The first line of JSON records versions and machine, each
-further line a run.
+variants run only in the first three rounds, and only for one epoch. Times are CPU seconds, because
+other programs may use the same core. The first line of JSON records the versions and the machine;
+each further line records a run.
 """
 
 import argparse
@@ -44,15 +44,15 @@ from more import ppo_cnn_torch_compile_gymnasium as compiled_torch
 from more import ppo_cnn_torch_gymnasium as eager_torch
 
 SHAPE = (4, 84, 84)  # image shape: four stacked frames, as in Atari
-ROWS = 256  # images of a minibatch
-STEPS = 4  # minibatches of an epoch
+ROWS = 256  # images per minibatch
+STEPS = 4  # minibatches per epoch
 ACTIONS = 6
-EPOCHS = 3  # timed in each process
+EPOCHS = 3  # timed epochs per process
 SLOW = ("Linen, nn.Conv in lax.scan",)  # a step takes about 20 seconds
 SLOW_ROUNDS = 3
 CPU = torch.device("cpu")
 
-# Trains on one epoch and returns the losses (STEPS,), and the seconds it took to compile that.
+# A function that trains for one epoch and returns the losses (STEPS,), and its compile time in s.
 Prepared = tuple[Callable[[], np.ndarray], float | None]
 
 
@@ -74,7 +74,7 @@ def make_params(shape: tuple[int, ...], flags: dict[str, Any]) -> Any:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and of its children that ended, such as compilers."""
+    """Return the CPU time of this process and its terminated children, such as compilers."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
@@ -83,7 +83,7 @@ def cpu_seconds() -> float:
 class WholeMinibatch(linen.Agent):
     """The agent of the script, except that it convolves all images of a minibatch at once."""
 
-    convolution: Callable | None = None  # for nn.Conv; None: its default
+    convolution: Callable | None = None  # passed to nn.Conv; None selects its default
 
     def setup(self):
         self.on_cpu = False
@@ -97,7 +97,7 @@ class WholeMinibatch(linen.Agent):
 
 
 def make_state(args: Any, params: Any, shape: tuple[int, ...], agent: str) -> TrainState:
-    """Return the TrainState of the script, or the same with one of two other agents."""
+    """Return the TrainState of the script, with its agent or with one of two variants."""
     state = linen.make_agent(args, shape, True, ACTIONS, jax.random.key(1)).replace(params=params)
     if agent == "script":
         return state
@@ -118,14 +118,14 @@ def train_step(state: TrainState, minibatch: linen.Batch, args: Any) -> tuple[Tr
 
 
 def compile_in_jax(function: Callable, *inputs: Any) -> tuple[Callable, float]:
-    """Return the compiled function and the seconds that it took to compile."""
+    """Return the compiled function and its compile time in seconds."""
     start = cpu_seconds()
     compiled = jax.jit(function).lower(*inputs).compile()
     return compiled, cpu_seconds() - start
 
 
 def scan(batches, params, flags, agent: str, unroll: bool = False, **more_flags: Any) -> Prepared:
-    """Compile a scan over the minibatches."""
+    """Return an epoch as a compiled scan over the minibatches, and the compile time."""
     args = linen.Args(**flags, **more_flags)
     state = make_state(args, params, batches[0].shape[2:], agent)
     batch = linen.Batch(*map(jnp.asarray, batches))
@@ -141,7 +141,7 @@ def scan(batches, params, flags, agent: str, unroll: bool = False, **more_flags:
 
 
 def python_loop(batches, params, flags, agent: str) -> Prepared:
-    """Compile the step for one minibatch, and call it in a Python loop."""
+    """Return an epoch as a Python loop over a compiled step, and the compile time."""
     args = linen.Args(**flags)
     state = make_state(args, params, batches[0].shape[2:], agent)
     minibatches = [linen.Batch(*map(jnp.asarray, x)) for x in zip(*batches, strict=True)]
@@ -173,7 +173,7 @@ class ChannelsFirst(eager_torch.Agent):
 
 
 def state_dict_of(params: Any, agent: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters of the Linen script as a state_dict of a PyTorch agent.
+    """Return the parameters of the Linen script as a state_dict for a PyTorch agent.
 
     Flax flattens images as (H, W, C) and PyTorch as (C, H, W), so the inputs of the first hidden
     layer are permuted.
@@ -203,7 +203,7 @@ def split(batches: list[np.ndarray]) -> list[eager_torch.Batch]:
 
 
 def eager(batches, params, flags, channels_last: bool = True, **more_flags: Any) -> Prepared:
-    """Train with the uncompiled PyTorch script."""
+    """Return an epoch of the uncompiled PyTorch script; there is no compile time."""
     args = eager_torch.Args(**flags, **more_flags)
     shape = batches[0].shape[2:]
     agent, optimizer, scheduler = eager_torch.make_agent(args, shape, True, ACTIONS, CPU)
@@ -218,14 +218,14 @@ def eager(batches, params, flags, channels_last: bool = True, **more_flags: Any)
 
 
 def compiled(batches, params, flags, **more_flags: Any) -> Prepared:
-    """Train with the compiled PyTorch script."""
+    """Return an epoch of the compiled PyTorch script, and the compile time."""
     args = compiled_torch.Args(**flags, **more_flags)
     agent, optimizer = compiled_torch.make_agent(args, batches[0].shape[2:], True, ACTIONS, CPU)
     agent.load_state_dict(state_dict_of(params, agent))
     step = partial(compiled_torch.minibatch_step, agent, optimizer, args=args)
     step = compiled_torch.compile_graph(step, CPU)
     minibatches = split(batches)
-    # The first step compiles. Then undo it.
+    # The first step compiles. Afterwards, restore the initial parameters and optimizer state.
     saved = [x.detach().clone() for x in (*agent.parameters(), *optimizer.buffers())]
     start = cpu_seconds()
     step(minibatches[0])
@@ -282,7 +282,7 @@ def gradient_error() -> float:
 
 # === Measuring ==================================================================================
 def measure(way: str, number: int) -> None:
-    """Measure one variant in this process and print a line of JSON; number is the round."""
+    """Measure one variant in this process, in round `number`, and print a line of JSON."""
     torch.set_num_threads(1)
     epoch, compile_seconds = WAYS[way](make_batches(SHAPE, ROWS), make_params(SHAPE, {}), {})
     times = []
@@ -291,11 +291,11 @@ def measure(way: str, number: int) -> None:
         cpu, wall = cpu_seconds(), time.perf_counter()
         losses.append(epoch())
         times.append((cpu_seconds() - cpu, time.perf_counter() - wall))
-    timed = times[1:] or times  # the first is the warm-up
+    timed = times[1:] or times  # the first epoch is the warm-up
     row: dict[str, Any] = {"way": way, "round": number}
-    row["seconds"] = statistics.median(x for x, _ in timed) / STEPS  # of CPU time, per step
+    row["seconds"] = statistics.median(x for x, _ in timed) / STEPS  # CPU time per step
     row["wall_seconds"] = statistics.median(x for _, x in timed) / STEPS
-    row["compile_seconds"] = compile_seconds  # of CPU time
+    row["compile_seconds"] = compile_seconds  # CPU time
     row["first_losses"] = losses[0].tolist()
     print(json.dumps(row), flush=True)
 
@@ -317,7 +317,7 @@ def main() -> None:
     info["versions"]["python"] = platform.python_version()
     info |= {"git_commit": git_commit(Path(__file__)), "gradient_error": error, **describe()}
     print(json.dumps(info), flush=True)
-    # Each process compiles anew.
+    # Disable the caches, so that each process compiles.
     env = os.environ | {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
     for number in range(args.rounds):
         ways = [x for x in args.ways if x not in SLOW or number < SLOW_ROUNDS]

@@ -1,4 +1,4 @@
-"""Table of the time of a training step with a CNN, from the results of measure.py."""
+"""Table of training-step times with a CNN, from the results of measure.py."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ BASELINE = "PyTorch, channels_last"
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return a row per run of a variant, with its time over that of BASELINE in the same round."""
+    """Return one row per run, with the ratio of its time to the BASELINE time in the same round."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     runs = pd.DataFrame([line for line in lines if "way" in line])
     baseline = runs[runs["way"] == BASELINE].set_index("round")["seconds"]
@@ -23,7 +23,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def steps(path: Path) -> Table:
-    """Return the milliseconds of a step and the seconds to compile it, slowest variant first."""
+    """Return the time per step and the compile time of each variant, slowest first."""
     runs = read(path)
     frame = stats.of_groups(runs, ["way"], "milliseconds", stats.geometric_mean)
     ratios = stats.of_groups(runs, ["way"], "ratio", stats.geometric_mean)

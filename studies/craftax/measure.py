@@ -3,10 +3,11 @@
     pip install craftax==1.6.1
     python -m studies.craftax.measure 32 3 > studies/craftax/speed.jsonl
 
-The arguments are the numbers of environments and of rounds. In a round, each variant makes 64 steps
-in one jitted scan, whose results are used. The variants are interleaved, and the first round after
-compilation is discarded. Each line is one scan: "seconds" is wall-clock time, and "cpu_seconds" the
-CPU time of all threads, which is fairer if other programs use the same cores.
+The arguments are the number of environments and the number of rounds. In a round, each variant
+takes 64 steps in one jitted scan; the results are used so that XLA cannot remove the steps. The
+variants are interleaved, and the first round after compilation is discarded. Each line is one scan:
+"seconds" is wall-clock time, and "cpu_seconds" is the CPU time of all threads, which is fairer if
+other programs use the same cores.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Speedup of one training run on two devices, and the step time from which two GPUs may gain."""
+"""Speedup from two devices in one training run, and the step time above which two GPUs may help."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -13,14 +13,14 @@ from analysis.tables import multiple, table_of, text, value
 
 NETWORKS = {"2 x 64": (64, 64), "3 x 256": (256, 256, 256)}  # name of the race -> hidden layers
 SCRIPTS = {"Linen": "ppo_linen_sharded", "PyTorch": "ppo_torch_ddp"}
-MINIBATCHES = 10 * 8  # per iteration: epochs times minibatches
+MINIBATCHES = 10 * 8  # minibatches per iteration, over all epochs
 # Assumed for two GPUs with a fast link: latency of an all-reduce, and bytes per second.
 LATENCY = 20e-6
 BANDWIDTH = 100e9
 
 
 def gain_table(path: Path) -> Table:
-    """Return the time per iteration on one and on two devices, a row per network and script."""
+    """Return the time per iteration on one and two devices, with one row per network and script."""
     rows = []
     for network, race in races.named(path).items():
         times = race.times()
@@ -40,7 +40,7 @@ def gain_table(path: Path) -> Table:
 
 
 def estimate_table(path: Path) -> Table:
-    """Return, per network, the bytes to reduce, the estimated time, and the break-even step time.
+    """Return the gradient size, all-reduce time and break-even step time for each network.
 
     At best, two devices halve the time of a minibatch step and add the all-reduce. So they are
     faster if a step on one device takes more than twice as long as the all-reduce. The measured
@@ -62,7 +62,7 @@ def estimate_table(path: Path) -> Table:
 
 
 def gradient_bytes(hidden_sizes: tuple[int, ...]) -> int:
-    """Return the size of actor and critic in CartPole, in float32."""
+    """Return the size in bytes of the float32 gradient of actor and critic in CartPole."""
     total = 0
     for num_outputs in (2, 1):
         sizes = (4, *hidden_sizes, num_outputs)

@@ -1,12 +1,13 @@
-"""Train in Doors with one of the DQN scripts, and evaluate the agent on all layouts meanwhile.
+"""Train in Doors with a DQN script, and evaluate the agent on all layouts during training.
 
     python -m studies.doors.run more/dqn_linen.py doors --seed 1
 
-The word doors stands for SETTINGS; flags after it override them. Every five iterations the greedy
-agent also starts from each of the 225 layouts, and layouts.jsonl in the run folder gets a line of
-JSON: iteration, global_step, seconds (since the launch of the process), solved (number of layouts),
-steps (taken in those) and optimal (the minimum for those). The evaluations are not part of the
-durations of the run. A run that was stopped starts over, because --resume would not evaluate.
+The argument doors selects SETTINGS; flags after it override them. Every five iterations the greedy
+policy also plays an episode in each of the 225 layouts and appends a line of JSON to layouts.jsonl
+in the run folder: iteration, global_step, seconds (since the process started), solved (number of
+solved layouts), steps (taken in the solved layouts) and optimal (minimum number of those steps).
+The durations in the run folder exclude the evaluations. A run that was stopped starts over, because
+--resume would not evaluate.
 """
 
 import importlib
@@ -21,7 +22,7 @@ import numpy as np
 
 from envs.doors_gymnasium import LIMIT, DoorsGymnasium, all_layouts, optimal_steps
 
-EVERY = 5  # iterations
+EVERY = 5  # iterations between evaluations
 # With these settings, agents solve all layouts within 640,000 steps. --env-id is added.
 SETTINGS = """
     --total-timesteps 640000 --learning-rate 3e-4 --num-envs 64 --num-steps 80 --gamma 0.95
@@ -31,7 +32,10 @@ SETTINGS = """
 
 
 def evaluate(policy: Callable) -> dict[str, int]:
-    """Run an episode in each layout with a policy, which maps (225, 45) to (225,)."""
+    """Play one episode in each layout; return the totals that layouts.jsonl contains.
+
+    The policy maps observations (225, 45) to actions (225,).
+    """
     layouts = all_layouts()
     envs = [DoorsGymnasium() for _ in layouts]
     starts = [env.reset(options={"layout": x})[0] for env, x in zip(envs, layouts, strict=True)]
@@ -53,7 +57,7 @@ def evaluate(policy: Callable) -> dict[str, int]:
 
 
 def load_policy(script: Any, folder: Path) -> Callable:
-    """Load the last checkpoint without changing the random numbers of the training."""
+    """Load the policy from the last checkpoint; the random state of the training is unchanged."""
     if not hasattr(script, "torch"):
         return script.load_policy(folder)
     with script.torch.random.fork_rng(devices=[]):  # loading draws initial weights
@@ -66,7 +70,7 @@ def train(script: Any) -> None:
     args.save_every = EVERY
 
     class RunLog(script.RunLog):
-        """The log of the script, which also evaluates what was saved."""
+        """RunLog of the script that also evaluates each saved checkpoint."""
 
         def update_info(self, **changes: Any) -> None:
             super().update_info(**changes)
@@ -93,7 +97,7 @@ def train(script: Any) -> None:
 
 
 def flags_of(script: str, words: list[str]) -> list[str]:
-    """Return the flags of the script; it uses the last value of a flag."""
+    """Return the flags for the script, which uses the last value of a repeated flag."""
     if words[:1] != ["doors"]:
         return words
     is_gymnasium = script.endswith("_gymnasium")
@@ -104,7 +108,7 @@ def flags_of(script: str, words: list[str]) -> list[str]:
 def main() -> None:
     _, file, *words = sys.argv
     path = Path(file)
-    sys.argv = [file, *flags_of(path.stem, words)]  # as if the script had been started
+    sys.argv = [file, *flags_of(path.stem, words)]  # as if the script had been called directly
     sys.path.insert(0, str(path.parent))
     train(importlib.import_module(path.stem))
 

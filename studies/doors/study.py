@@ -1,6 +1,6 @@
 """Table and figure of the Doors study, from runs of studies.doors.run.
 
-layouts.csv contains the results of complete runs, a row per evaluation.
+layouts.csv contains the results of complete runs, with one row per evaluation.
 """
 
 import json
@@ -19,8 +19,8 @@ from analysis.tables import multiple, table_of, text
 LAYOUTS = 225
 SETTLED = 25  # iterations after which the time per step is measured
 MODES = ("dqn_linen", "dqn_linen_gymnasium", "dqn_torch", "dqn_torch_gymnasium")
-# Cell and script of the first run, and of the second. A cell is the first part of the name of a
-# run: the settings and the number of environments.
+# Cell and script of the first run, then of the second. A cell is the first part of a run name: the
+# settings and the number of environments.
 CONTRASTS = (
     ("doors-64", "dqn_torch_gymnasium", "doors-1024", "dqn_linen"),
     ("doors-public-64", "dqn_torch_gymnasium", "doors-public-1024", "dqn_linen"),
@@ -31,7 +31,7 @@ CONTRASTS = (
 
 
 def gather(folder: Path) -> pd.DataFrame:
-    """Return a row per evaluation of a complete run.
+    """Return one row per evaluation of a complete run.
 
     iteration_seconds is the median over the iterations since the previous evaluation.
     """
@@ -61,10 +61,10 @@ def gather(folder: Path) -> pd.DataFrame:
 
 
 def contrasts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the ratio of the times of two runs, per step (pace) and for the full run (whole).
+    """Return the ratio between the times of two runs, per step (pace) and per run (whole).
 
-    Runs are paired by seed, because the runs of a seed follow each other. The intervals are
-    those of the geometric mean of the ratios.
+    Runs are paired by seed, because runs with the same seed ran one after another. The intervals
+    are for the geometric mean of the ratios.
     """
     settled = rows[rows["iteration"] > SETTLED]
     keys = ["cell", "script", "seed"]
@@ -93,7 +93,7 @@ def contrast_table(source: Path) -> Table:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Plot the mean fraction of layouts solved against steps, with Student's interval."""
+    """Plot the mean fraction of layouts solved against steps, with Student's t-intervals."""
     number = rows["cell"].str.partition("-")[2].astype(int)
     rows = rows.assign(number=number, share=rows["solved"] / LAYOUTS).sort_values("number")
     keys = ["number", "script", "global_step"]
@@ -110,7 +110,7 @@ BLOCKS = {"doors_contrasts": contrast_table}
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the figure of a folder of runs, gathered into layouts.csv, or of the study."""
+    """Draw the figure for the study, or for a folder of runs, which also writes layouts.csv."""
     if not (source / "layouts.csv").exists():
         gather(source).to_csv(out / "layouts.csv", index=False)
         source = out

@@ -1,4 +1,4 @@
-"""Time matrix products of the shapes in the large network, in JAX and in PyTorch.
+"""Time matrix products with the shapes of the large network, in JAX and in PyTorch.
 
     python -m studies.gpu.products products.json
 
@@ -18,7 +18,7 @@ import torch
 WIDTH = 1024
 ROWS = (32, 1024, 16384)  # in a step, in a minibatch, and in obs and next_obs of a rollout
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-COUNT = 200 if DEVICE == "cuda" else 1  # products, each of the previous result and the weights
+COUNT = 200 if DEVICE == "cuda" else 1  # each multiplies the previous result by the weights
 
 
 def jax_products(rows: int):

@@ -35,7 +35,7 @@ PRODUCTS = {
 
 
 class Times:
-    """Seconds per iteration in each round, by the command of the program."""
+    """Seconds per iteration in each round, by program command."""
 
     def __init__(self, path: Path) -> None:
         tables: dict[tuple[str, ...], list[pd.DataFrame]] = {}
@@ -49,7 +49,7 @@ class Times:
         self.tables = [pd.concat(x, ignore_index=True) for x in tables.values()]
 
     def with_all(self, *programs: str) -> pd.DataFrame | None:
-        """Return the rounds of the race with these programs."""
+        """Return the rounds of the race that includes all these programs, or None."""
         return next((x for x in self.tables if set(programs) <= set(x.columns)), None)
 
     def milliseconds(self, program: str) -> float:
@@ -58,7 +58,7 @@ class Times:
         return 1000 * float(turns[program].median())
 
     def ratios(self, program: str, first: str) -> pd.Series | None:
-        """Return the time of a program divided by that of the first, in each turn."""
+        """Return the time of a program divided by the time of `first`, for each round."""
         turns = self.with_all(program, first)
         return None if turns is None else turns[program] / turns[first]
 
@@ -67,7 +67,7 @@ class Times:
         return races.NOTHING if turns is None else races.ratio_of(turns[program], turns[first])
 
     def called(self, script: str) -> str | None:
-        """Return the command of a script that raced once."""
+        """Return the first command that starts with the script, or None."""
         return next((x for t in self.tables for x in t if x.startswith(f"{script} ")), None)
 
 
@@ -80,7 +80,7 @@ def agents(framework: str, number_of_agents: int) -> str:
 
 
 def ratio_table(path: Path) -> Table:
-    """Return a row per environment and network, and a column per script."""
+    """Return one row per environment and network, and one column per script."""
     times = Times(path)
     rows, found = [], []
     for env in ENVS:
@@ -102,7 +102,7 @@ def ratio_table(path: Path) -> Table:
 
 
 def robot_table(path: Path) -> Table:
-    """Return a row per script: steps per second, and the ratios to Linen and to eager PyTorch."""
+    """Return one row per script: steps per second, and the ratios to Linen and to eager PyTorch."""
     times = Times(path)
     rows = []
     for what, script in CONTROL.items():
@@ -135,7 +135,7 @@ def robot_table(path: Path) -> Table:
 
 
 def agent_table(path: Path) -> Table:
-    """Return a row per number of agents in a program."""
+    """Return one row per number of agents in a program."""
     times = Times(path)
     rows = []
     for many in (1, 8, 64):
@@ -169,12 +169,12 @@ def fraction_of_products(path: Path, frameworks: tuple[str, ...]) -> Interval:
 
 
 def share_table(path: Path) -> Table:
-    """Return a row for the rates of the faster framework at each size, and for those of JAX."""
-    rates = {"the faster of the two": ("jax", "torch"), "JAX": ("jax",)}
+    """Return two rows: one for the rates of the faster framework at each size, one for JAX."""
+    rates = {"the faster framework": ("jax", "torch"), "JAX": ("jax",)}
     rows = [{"rate": x, **fraction_of_products(path, y)._asdict()} for x, y in rates.items()]
     columns = {
-        "products at the rate of": text("rate"),
-        "fraction of ppo_linen's iteration": span(),
+        "product rate": text("rate"),
+        "fraction of the ppo_linen iteration": span(),
     }
     return table_of("gpu_shares", "Products in the large network", pd.DataFrame(rows), columns)
 
@@ -202,7 +202,7 @@ BLOCKS = {
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the ratio of PyTorch to Linen in each turn."""
+    """Draw the ratio between the PyTorch and Linen times in each round."""
     times = Times(source / "races.jsonl")
     pairs = {}
     for env in ENVS:

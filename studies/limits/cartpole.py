@@ -1,4 +1,4 @@
-"""ppo_torch.py with CartPole-v1 in compiled PyTorch, to time the cost of an environment in JAX.
+"""ppo_torch.py with CartPole-v1 in compiled PyTorch, to measure the cost of an environment in JAX.
 
     python race.py ppo_torch.py studies/limits/cartpole.py
 
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ["JAX_DISABLE_JIT"] = "1"  # so that jax.jit(env.step) is env.step
+os.environ["JAX_DISABLE_JIT"] = "1"  # then jax.jit(env.step) returns env.step
 sys.path.append(str(Path(__file__).parents[2]))
 
 import torch

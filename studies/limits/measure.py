@@ -2,10 +2,11 @@
 
     python -m studies.limits.measure > studies/limits/measured.jsonl
 
-A part is a call of a function of the script if there is one, and otherwise the same operations in
+A part is a call of a script function if there is one; otherwise the same operations run in
 isolation, with the same shapes and as often as in an iteration. A repetition is one fresh process
-per script, size and number of cores. In it the parts are interleaved, and the time of a part is the
-median over rounds. The first line of JSON records versions and machine, each further line a part.
+per script, network size and number of cores. In each process the parts are interleaved, and the
+time of a part is the median over rounds. The first line of JSON records the versions and the
+machine; each further line records a part.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from bench.machine import describe, git_commit
 
 ROUNDS = {"small": 10, "medium": 5, "large": 2}
 EPOCHS = {"small": 10, "medium": 1, "large": 1}  # ten epochs of medium or large would take hours
-WARM_UP = 2  # rounds
+WARM_UP = 2  # rounds that are not timed
 PROCESSES = {"small": 5, "medium": 3, "large": 3}
 # Script, size and cores of each process.
 CELLS = (
@@ -61,7 +62,7 @@ Parts = dict[str, Callable[[], Any]]
 
 # === Products ===================================================================================
 def make_layers(args: Any, env: Any) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return input (B, i), weight (i, o) and output gradient (B, o) of each layer, actor first."""
+    """Return the input (B, i), weight (i, o) and output gradient (B, o) per layer, actor first."""
     rng = np.random.default_rng(1)
     layers = []
     for num_outputs in (env.num_actions, 1):
@@ -83,12 +84,12 @@ def products(layers, obs_dim: int) -> list:
 
 
 def hidden(layers, obs_dim: int) -> list:
-    """Return input and gradient, each (B, i), of the tanh of each hidden layer."""
+    """Return the tanh input and gradient of each hidden layer, both (B, i)."""
     return [(x, x + 1) for x, _, _ in layers if x.shape[1] != obs_dim]
 
 
 def repeat_in_xla(function: Callable, steps: int) -> Callable:
-    """Compile a loop with `steps` calls of a function of arrays; return the last results."""
+    """Compile a loop that calls the function `steps` times and returns the last results."""
 
     def run(operands):
         def step(carry, i):
@@ -113,7 +114,7 @@ def make_args(script: Any, size: str, **given: Any) -> Any:
 
 
 def single_row_args(script: Any, size: str) -> Any:
-    """Return arguments for minibatches of one row, whose updates consist almost only of calls."""
+    """Return arguments for one-row minibatches, whose updates are almost only call overhead."""
     return make_args(script, size, num_envs=8, num_steps=1)
 
 
@@ -320,7 +321,10 @@ def make_log(script: Any, size: str) -> Callable:
 
 
 def make_update(script: Any, agent: Any, learning: list[Any], args: Any) -> Callable:
-    """Return a function of a storage; `learning` is what make_agent returns besides the agent."""
+    """Return a function that trains on a storage.
+
+    `learning` contains what make_agent returns in addition to the agent.
+    """
     if script.__name__ != "ppo_torch":
         step = partial(script.minibatch_step, agent, *learning, args=args)
         step = script.compile_graph(step, torch.device("cpu"))
@@ -350,7 +354,7 @@ def measure(name: str, size: str, cores: int, process: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cell", nargs=4, help="script, size, cores and number of this process")
+    parser.add_argument("--cell", nargs=4, help="script, size, cores and process number")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), help="networks to measure")
     args = parser.parse_args()
     if args.cell:

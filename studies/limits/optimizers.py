@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python -m studies.limits.optimizers > studies/limits/optimizers.jsonl
 
 A compiled gradient and a compiled torch.optim.Adam.step, whose lr is a tensor, are two graphs; the
-update of the scripts is a single graph. Both train on one batch, interleaved in one process. Each
-line of JSON is a round: the CPU seconds of a step of each. The last line contains the geometric
-mean of the ratio, with Student's 95% interval over rounds.
+update of the scripts is a single graph. Both variants train on one batch, interleaved in one
+process. Each line of JSON is a round with the CPU seconds per step of each variant. The last line
+contains the geometric mean of the ratio, with Student's 95% interval over rounds.
 """
 
 import json
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def second_graph(params: list[Any], loss_fn: Callable, clip: float, eps: float) -> Callable:
-    """Return a step of two compiled graphs: clipped gradient of loss_fn(), and torch.optim.Adam."""
+    """Return a step with two compiled graphs: the clipped gradient of loss_fn(), and Adam."""
 
     def gradient():
         grads = torch.autograd.grad(loss_fn(), params)
@@ -51,7 +51,7 @@ def second_graph(params: list[Any], loss_fn: Callable, clip: float, eps: float) 
 
 
 def of_ppo() -> tuple[Callable, Callable]:
-    """Return the PPO minibatch step in CartPole: hand-written, and with torch.optim."""
+    """Return the PPO minibatch step in CartPole, with hand-written Adam and with torch.optim."""
     args = ppo.Args()
     size = args.minibatch_size
     action = torch.randint(2, (size,)).int()
@@ -69,7 +69,7 @@ def of_ppo() -> tuple[Callable, Callable]:
 
 
 def of_dqn() -> tuple[Callable, Callable]:
-    """Return the DQN update in CartPole: hand-written, and with torch.optim."""
+    """Return the DQN update in CartPole, with hand-written Adam and with torch.optim."""
     args = dqn.Args()
     size = args.batch_size
     action = torch.randint(2, (size,)).int()

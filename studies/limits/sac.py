@@ -3,7 +3,7 @@
     taskset --cpu-list 0 python -m studies.limits.sac > studies/limits/sac.jsonl    # a minute
 
 It uses HalfCheetah-v5 and the mujoco preset: two layers of 256 units, and an update of 256
-transitions after each step. Each line of JSON has the median time of one part, in
+transitions after each step. Each line of JSON contains the median time of one part in
 microseconds. "products" is only the matrix products of an update, and "gradient" is an update
 without Adam and the target critics.
 """
@@ -29,12 +29,12 @@ WIDTH, BATCH = 256, 256
 
 
 def products(obs_dim: int, action_dim: int) -> Counter[tuple[int, int, int]]:
-    """Return the number of products of (m, k) with (k, n) in an update."""
+    """Return the number of products (m, k) x (k, n) in an update, for each (m, k, n)."""
     actor = [(obs_dim, WIDTH), (WIDTH, WIDTH), (WIDTH, 2 * action_dim)]
     critic = [(obs_dim + action_dim, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]
     found: Counter[tuple[int, int, int]] = Counter()
-    # Network, forward passes, gradients of the weights, and gradients of the inputs: of all layers
-    # or of all except the first.
+    # Network, and number of forward passes, weight gradients, and input gradients (for all layers
+    # except the first, then for the first).
     for layers, forward, weights, inputs, inputs_first in (
         (actor, 2, 1, 1, 0),  # next_obs and obs; the actor loss trains it at obs
         (
@@ -53,12 +53,12 @@ def products(obs_dim: int, action_dim: int) -> Counter[tuple[int, int, int]]:
 
 
 def run_products(inputs: list[tuple[jax.Array, jax.Array]]) -> list[jax.Array]:
-    """Compute all products in sequence; the first axis of each pair is their number."""
+    """Compute all products in sequence, looping over the first axis of each pair of inputs."""
     return [jax.lax.map(lambda pair: pair[0] @ pair[1], pair) for pair in inputs]
 
 
 def median(run: Callable[[], Any]) -> float:
-    """Return the microseconds of a call, after some warm-up calls."""
+    """Return the median duration of a call in microseconds, after some warm-up calls."""
     seconds = []
     for _ in range(CALLS):
         start = time.perf_counter()

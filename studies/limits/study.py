@@ -36,7 +36,7 @@ KEYS = ["script", "size", "cores", "process"]
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return the seconds of each part (columns), a row per script, size, cores and process."""
+    """Return the seconds per part (columns), with one row per script, size, cores and process."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     measured = pd.DataFrame([line for line in lines if "part" in line])
     table = measured.pivot(index=KEYS, columns="part", values="seconds")
@@ -46,7 +46,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def parts(path: Path) -> Table:
-    """Return the milliseconds of each part of an iteration with small networks."""
+    """Return the time of each part of an iteration in milliseconds, with small networks."""
     table = read(path)
     table = table[table["size"] == "small"]
     long = table.melt(KEYS, list(PARTS), value_name="seconds")
@@ -63,9 +63,10 @@ def parts(path: Path) -> Table:
 
 
 def floors(path: Path) -> Table:
-    """Return the time of the minibatches of an update, divided by that of their products in XLA.
+    """Return the time of an update's minibatches, divided by the time of their products in XLA.
 
-    The pass for values is excluded: there is one per ten epochs, so it would weigh more in one.
+    The pass that computes values is excluded: it runs once per update, so it would weigh more in an
+    update of one epoch than in one of ten epochs.
     """
     table = read(path)
     keys = ["size", "cores", "process"]
@@ -94,10 +95,10 @@ def cartpole_table(path: Path) -> Table:
 
 
 def sac_table(path: Path) -> Table:
-    """Return the microseconds of each part of an SAC step in Linen."""
+    """Return the time of each part of an SAC step in Linen, in microseconds."""
     rows = pd.DataFrame(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
     columns = {"part of an SAC step": text("part"), "time (µs)": value("microseconds")}
-    return table_of("limits_sac", "A step of SAC in Linen", rows, columns)
+    return table_of("limits_sac", "An SAC step in Linen", rows, columns)
 
 
 BLOCKS = {
@@ -109,7 +110,7 @@ BLOCKS = {
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the study's figure."""
+    """Draw the figure of the study."""
     table = read(source / "measured.jsonl")
     table = table[(table["size"] == "small") & (table["cores"] == 2)]
     table["other"] = table["update"] - table["products"] - table["tanh"]

@@ -18,7 +18,7 @@ FILES = {
 
 
 def is_long(run: Path) -> bool:
-    """Return whether this run is complete and saved checkpoints."""
+    """Return whether the run is complete and saved checkpoints."""
     info = json.loads((run / "run.json").read_text(encoding="utf-8"))
     return info["status"] == "completed" and info["args"]["save_every"] > 0
 

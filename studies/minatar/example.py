@@ -1,10 +1,10 @@
-"""Time MinAtar's unmodified DQN example, and print its milliseconds per frame as a line of JSON.
+"""Time MinAtar's unmodified DQN example, and print its time per frame (ms) as a line of JSON.
 
-    git clone https://github.com/kenjyoung/MinAtar ../MinAtar  # at 4241f24; GPL, so not included
+    git clone https://github.com/kenjyoung/MinAtar ../MinAtar  # commit 4241f24, not included: GPL
     python studies/minatar/example.py ../MinAtar/examples 20000 1
 
-The arguments are its folder, the number of frames and the seed. The first 5,000 frames, in which
-actions are random and nothing is learned, are not timed.
+The arguments are the folder of the example, the number of frames and the seed. The first 5,000
+frames, in which actions are random and nothing is learned, are not timed.
 """
 
 import importlib

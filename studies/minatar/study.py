@@ -20,7 +20,7 @@ NAMES = {
 
 
 def milliseconds(source: Path) -> pd.DataFrame:
-    """Return the milliseconds of a learning frame: a row per seed, a column per implementation."""
+    """Return the milliseconds per frame during learning, by seed and implementation (columns)."""
     runs = load(source).runs
     runs["milliseconds"] = 1000 * runs["steady"] / runs["batch_size"]
     table = runs.pivot(index="seed", columns="mode", values="milliseconds")
@@ -30,7 +30,7 @@ def milliseconds(source: Path) -> pd.DataFrame:
 
 
 def frames(source: Path) -> Table:
-    """Return a row per implementation: its time, and JAX time / time, paired by seed."""
+    """Return one row per implementation: its time, and JAX time / time, paired by seed."""
     table = milliseconds(source)
     rows = []
     for way in [x for x in NAMES if x in table]:

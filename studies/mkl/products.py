@@ -2,7 +2,7 @@
 
     taskset --cpu-list 0 python studies/mkl/products.py > products.csv
 
-It needs only PyTorch. Each row contains the time of a product (rows, width) x (width, width) in
+Needs only PyTorch. Each row contains the time of a product (rows, width) x (width, width) in
 microseconds, and its mean error relative to float64, divided by the mean magnitude: about 1e-7 in
 float32, and 1e-3 in bfloat16.
 """

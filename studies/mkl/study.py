@@ -11,7 +11,7 @@ from analysis.stats import Interval
 from analysis.tables import multiple, table_of, text, value
 
 LINE = " --matmul-precision medium"
-# Training -> start of the command of its Linen program.
+# Training -> start of its Linen command.
 RACES = {
     "SAC, HalfCheetah-v5, 2 x 256": "more/sac_linen_gymnasium.py",
     "PPO, HalfCheetah-v5, 2 x 64": "more/ppo_continuous_linen_gymnasium.py",
@@ -21,7 +21,7 @@ RACES = {
 
 
 def product_table(path: Path) -> Table:
-    """Return a row per width, with two times for each number of rows."""
+    """Return one row per width, with two times for each number of rows."""
     products = pd.read_csv(path)
     cells = []
     for width, group in products.groupby("width"):
@@ -35,7 +35,7 @@ def product_table(path: Path) -> Table:
 
 
 def race_table(path: Path) -> Table:
-    """Return a row per training and script: the ratios to Linen with precision high and medium."""
+    """Return one row per training and script: ratios to Linen with precision high and medium."""
     rows = []
     found = {race.info["args"]["programs"][0]: race for race in races.read(path)}
     for what, linen in RACES.items():
@@ -62,7 +62,7 @@ def race_table(path: Path) -> Table:
 
 
 def intel_table(path: Path) -> Table:
-    """Return a row per program of the race on Intel: its time, and time / Linen time."""
+    """Return one row per program in the Intel race: its time, and time / Linen time."""
     race = races.read(path)[-1]
     times = race.times()
     rows = []

@@ -1,4 +1,4 @@
-"""Time tanh of 65,536 float32 numbers on one core, in microseconds, in PyTorch and JAX.
+"""Time tanh on 65,536 float32 numbers on one core, in microseconds, in PyTorch and JAX.
 
 taskset --cpu-list 0 python studies/mkl/tanh.py > studies/mkl/tanh.csv
 """

@@ -1,15 +1,15 @@
-"""Time a call in six variants of compiling an update of Flax NNX objects.
+"""Time the calls of a Flax NNX update that is compiled in six different ways.
 
     python -m studies.nnx_calls.measure > studies/nnx_calls/measured.jsonl
     OTHER/bin/python -m studies.nnx_calls.measure >> studies/nnx_calls/measured.jsonl
 
-It only needs jax, flax, optax and numpy, so any environment with these packages can run it.
+Needs only jax, flax, optax and numpy, so it runs in any environment with these packages.
 
 An iteration is 80 steps of Adam on a small network, like the 10 epochs of 8 minibatches in PPO, in
 80 calls or in fewer calls that scan over several minibatches each. The network is so small that the
 calls take most of the time. A repetition is one fresh process, in which the six variants are
 interleaved; the time of a variant is the median over iterations. The first line of JSON records
-versions and machine, each further line a measurement.
+the versions and the machine; each further line records a measurement.
 """
 
 import argparse
@@ -32,8 +32,8 @@ from flax import nnx
 
 from bench.machine import describe, git_commit
 
-STEPS = 80  # of Adam, per iteration
-SIZE = 8  # units of a layer, and rows of a minibatch
+STEPS = 80  # Adam steps per iteration
+SIZE = 8  # units per layer, and rows per minibatch
 WARM_UP = 2  # iterations: the first compiles, and the second may still fill other caches
 # Parameter arrays (kernel and bias per layer), and calls per iteration. The two networks of PPO,
 # with two hidden layers each, have 12 arrays.
@@ -85,13 +85,13 @@ def jit_tree(network, optimizer):
 
 
 def cached_partial(network, optimizer):
-    """Graph mode, in which the objects are split only once, here."""
+    """Graph mode: the objects are split only once, when cached_partial binds them."""
     graph_jit = nnx.jit(update, graph=True, graph_updates=True)
     return nnx.cached_partial(graph_jit, network, optimizer)
 
 
 def jit_partial(network, optimizer):
-    """Tree mode, in which the objects are flattened only once, here."""
+    """Tree mode: the objects are flattened only once, when jit_partial binds them."""
     return nnx.jit_partial(update, network, optimizer, graph=False)
 
 

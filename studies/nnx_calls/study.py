@@ -1,4 +1,4 @@
-"""Tables and figure on the cost of a call, from the results of measure.py."""
+"""Table and figure of the cost of a call, from the results of measure.py."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ PPO_ARRAYS = 12  # shown in the table
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return the microseconds of a call, a row per version of Flax, variant and cell."""
+    """Return the microseconds per call, with one row per Flax version, variant and cell."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     measured = pd.DataFrame([line for line in lines if "way" in line])
     measured["microseconds"] = 1e6 * measured["seconds"] / measured["calls"]
@@ -36,7 +36,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def iterations(path: Path) -> Table:
-    """Return the milliseconds per iteration, by number of calls, with the first Flax version."""
+    """Return the time per iteration, by number of calls, with the first Flax version."""
     frame = read(path)
     frame = frame[(frame["arrays"] == PPO_ARRAYS) & (frame["flax"] == frame["flax"].iloc[0])]
     for name in ("estimate", "low", "high"):

@@ -8,7 +8,7 @@ from peer import RunLog, fail
 
 
 def find(args: argparse.Namespace, repository: str, commit: str, file: str) -> Path:
-    """Return the file in args.checkout, at this commit and unmodified, or exit.
+    """Return the file in args.checkout, or exit if it is modified or at a different commit.
 
     The checkout is removed from args, because it is not a setting of the algorithm.
     """
@@ -19,7 +19,7 @@ def find(args: argparse.Namespace, repository: str, commit: str, file: str) -> P
 
 
 def unchanged(checkout: Path, repository: str, commit: str, file: str) -> Path:
-    """Return the file in the checkout, at this commit and unmodified, or exit."""
+    """Return the file in the checkout, or exit if it is modified or at a different commit."""
     checkout = checkout.absolute()
     git = ["git", "-C", str(checkout)]
     done = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -34,5 +34,5 @@ def unchanged(checkout: Path, repository: str, commit: str, file: str) -> Path:
 
 
 def record(log: RunLog, repository: str, commit: str) -> None:
-    """Record the repository and commit in run.json, like the version of a package."""
+    """Record the repository and commit in run.json, like a package version."""
     log.info["versions"][repository] = commit

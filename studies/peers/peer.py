@@ -1,6 +1,6 @@
 """Flags and run folders of other libraries, compatible with our scripts.
 
-Runs in the environment of each library, so it only imports the standard library.
+Each library imports this module in a separate environment, so it needs only the standard library.
 """
 
 import argparse
@@ -113,7 +113,7 @@ class RunLog:
         self.start = time.perf_counter()
 
     def write(self, charts: dict[str, Any], end: float | None = None) -> None:
-        """End an iteration, by default now."""
+        """Write the metrics of an iteration that ended at `end`, by default now."""
         end = time.perf_counter() if end is None else end
         row = {
             "iteration": self.iteration,

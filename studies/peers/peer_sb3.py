@@ -15,9 +15,9 @@ def train(
     make_model: Callable[[Any], Any],
     make_env: Callable[[], Any] | None = None,
 ) -> None:
-    """Train the model that make_model creates, for complete iterations.
+    """Train the model that make_model creates, for a whole number of iterations.
 
-    make_env makes an environment, if env_id does not name it.
+    make_env creates the environment if Gymnasium does not know args.env_id.
     """
     envs = make_vec_env(make_env or args.env_id, args.num_envs, seed=args.seed)  # a DummyVecEnv
     make_model(envs).learn(num_iterations(args) * BATCH_SIZE, callback=Callback(log))
@@ -27,8 +27,8 @@ def train(
 class Callback(BaseCallback):
     """Callback that ends a log iteration after train().
 
-    The library has no hook there, so an iteration ends at the start of the next rollout or at the
-    end of training.
+    The library has no hook after train(), so an iteration ends at the start of the next rollout or
+    at the end of training.
     """
 
     def __init__(self, log: RunLog) -> None:

@@ -3,7 +3,7 @@
 # dependencies = ["torch==2.13.0", "gymnasium==0.29.1", "numpy==1.26.4", "tyro==1.0.17",
 #   "tensorboard==2.21.0"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -23,8 +23,8 @@ iteration.
 
 The unmodified file runs in this process, and its output is read line by line: an iteration lasts
 from one "SPS:" to the next, and the first also includes imports and setup. Its TensorBoard events
-are written to the run folder. It needs Gymnasium 0.29 and therefore NumPy 1. The PyTorch version is
-that of our scripts, not the 2.4.1 that CleanRL requires.
+are written to the run folder. CleanRL needs Gymnasium 0.29 and therefore NumPy 1. It uses the same
+PyTorch version as our scripts, not 2.4.1, which CleanRL requires.
 """
 
 import io
@@ -46,7 +46,7 @@ FLAGS = (
 
 
 class Output(io.TextIOBase):
-    """Stream that parses the output of CleanRL: episodic returns, and SPS after each update."""
+    """Stream that parses CleanRL's output: episodic returns, and SPS after each update."""
 
     def __init__(self, log: RunLog) -> None:
         self.log = log
@@ -63,7 +63,7 @@ class Output(io.TextIOBase):
 
 
 def main() -> None:
-    args = parse_args("cleanrl", checkout=("../cleanrl", "a checkout of CleanRL at the commit"))
+    args = parse_args("cleanrl", checkout=("../cleanrl", "CleanRL checkout"))
     file = foreign.find(args, REPOSITORY, COMMIT, "cleanrl/ppo.py")
     log = RunLog(args, "eager")
     foreign.record(log, REPOSITORY, COMMIT)

@@ -3,7 +3,7 @@
 # dependencies = ["jaxnasium[algs]==0.1.1", "jax==0.10.2", "equinox==0.13.8", "optax==0.2.8",
 #   "distrax==0.1.9", "numpy==2.4.6", "tfp-nightly==0.26.0.dev20261027"]
 # ///
-"""Train jaxnasium's PPO in its environments, set up as in its documentation, with our sizes.
+"""Train jaxnasium's PPO in its environments, set up as in its documentation, with our settings.
 
     uv run studies/peers/ppo_jaxnasium.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
@@ -47,7 +47,7 @@ def main() -> None:
         clip_coef_vf=args.clip_coef,
         ent_coef_start=args.ent_coef,
         ent_coef_end=None,
-        vf_coef=args.vf_coef / 2,  # its value loss has no factor 1/2
+        vf_coef=args.vf_coef / 2,  # its value loss has no factor of 1/2
         max_grad_norm=args.max_grad_norm,
         warmup_steps=0,
         normalize_observations=False,

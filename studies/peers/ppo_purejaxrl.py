@@ -4,7 +4,7 @@
 #   "gymnasium==1.3.0", "brax==0.14.2", "mujoco==3.3.7", "mujoco-mjx==3.3.7", "navix==0.7.4",
 #   "numpy==2.4.6", "six==1.17.0", "tfp-nightly==0.26.0.dev20261027"]
 # ///
-"""Run PureJaxRL's unmodified ppo.py from your checkout, with our sizes in its config.
+"""Run PureJaxRL's unmodified ppo.py from your checkout, with our settings in its config.
 
     git clone https://github.com/luchris429/purejaxrl ../purejaxrl
     git -C ../purejaxrl checkout 31756b197773a52db763fdbe6d635e4b46522a73
@@ -14,10 +14,10 @@
 Differences from our script: a truncation counts as a termination, and the learning rate decays per
 iteration.
 
-The training run is one compiled call, which reports nothing before its end. It is compiled, then
-called once. The time of an iteration is the time of the call divided by the number of iterations;
-the first also includes compilation, as in our scripts. The file needs gymnax before version 1.0,
-and imports brax and navix, which CartPole does not use.
+The training run is one compiled call, which reports nothing before its end. The time of an
+iteration is the time of the call divided by the number of iterations; the first also includes
+compilation, as in our scripts. The file needs gymnax before version 1.0, and imports brax and
+navix, which CartPole does not use.
 """
 
 import runpy
@@ -34,9 +34,9 @@ COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
 
 
 def main() -> None:
-    args = parse_args("purejaxrl", checkout=("../purejaxrl", "a checkout of it at the commit"))
+    args = parse_args("purejaxrl", checkout=("../purejaxrl", "PureJaxRL checkout"))
     file = foreign.find(args, REPOSITORY, COMMIT, "purejaxrl/ppo.py")
-    sys.path.append(str(file.parent))  # it imports its wrappers
+    sys.path.append(str(file.parent))  # for the wrappers that the file imports
     make_train = runpy.run_path(str(file))["make_train"]
     log = RunLog(args, "jit")
     foreign.record(log, REPOSITORY, COMMIT)

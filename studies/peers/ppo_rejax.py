@@ -4,18 +4,18 @@
 #   "gymnax==0.0.9", "gymnasium==1.3.0", "numpy==2.4.6", "six==1.17.0",
 #   "tfp-nightly==0.26.0.dev20261027"]
 # ///
-"""Train rejax's PPO, set up as in its documentation, with our sizes.
+"""Train rejax's PPO, set up as in its documentation, with our settings.
 
     uv run studies/peers/ppo_rejax.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
 Differences from our script: a truncation counts as a termination; gradients are clipped by value
-instead of by norm; Adam's epsilon is 1e-8; actor and critic have separate optimizers; the
-initialization of weights is not orthogonal.
+instead of by norm; Adam's epsilon is 1e-8; actor and critic have separate optimizers; weights
+are not initialized orthogonally.
 
 The training run is one compiled call. The eval_callback of the library runs once per iteration
 and calls Python through jax.experimental.io_callback, as its documentation shows; an iteration
-lasts from one such call to the next. Nothing is evaluated. The first iteration includes
+lasts from one such call to the next. No episode is evaluated. The first iteration includes
 compilation, as in our scripts. rejax needs gymnax before version 1.0.
 """
 
@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 
 class Counted:
-    """A gymnax environment that also sums over its episodes, which rejax does not do."""
+    """gymnax environment that counts episodes and sums their returns, which rejax does not do."""
 
     def __init__(self, env: Any) -> None:
         self.env = env

@@ -3,7 +3,7 @@
 # dependencies = ["stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium==1.3.0",
 #   "numpy==2.4.6"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -11,13 +11,13 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Train Stable-Baselines3's PPO, set up as in its documentation, with our sizes.
+"""Train Stable-Baselines3's PPO, set up as in its documentation, with our settings.
 
     uv run studies/peers/ppo_sb3.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-Differences from our script: the value loss has no factor 1/2 and uses only the clipped error; the
-learning rate decays per iteration.
+Differences from our script: the value loss has no factor of 1/2 and uses only the clipped error;
+the learning rate decays per iteration.
 """
 
 import torch

@@ -4,7 +4,7 @@
 #   "gymnasium==1.3.0", "numpy==2.4.6", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8",
 #   "tfp-nightly==0.26.0.dev20261027"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -12,12 +12,12 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Train the PPO of SBX (Stable-Baselines3 in JAX), as in its documentation, with our sizes.
+"""Train the PPO from SBX (Stable-Baselines3 in JAX), as in its documentation, with our settings.
 
     uv run studies/peers/ppo_sbx.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-Differences from our script: the value loss has no factor 1/2 and is not clipped, because SBX
+Differences from our script: the value loss has no factor of 1/2 and is not clipped, because SBX
 ignores clip_range_vf; the learning rate decays per iteration.
 """
 

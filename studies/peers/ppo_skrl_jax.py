@@ -3,7 +3,7 @@
 # dependencies = ["skrl==2.1.1", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnasium==1.3.0",
 #   "numpy==2.4.6"]
 # ///
-"""Train skrl's PPO in JAX, set up as in its documentation, with our sizes.
+"""Train skrl's PPO in JAX, set up as in its documentation, with our settings.
 
     uv run studies/peers/ppo_skrl_jax.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
@@ -14,7 +14,7 @@ step; there is no entropy bonus; the gradients of actor and critic are clipped s
 
 In JAX, skrl computes the entropy of a policy from its standard deviation, which a categorical
 policy does not have. So entropy_loss_scale would have no effect, and is not set. The GAE of skrl
-unrolls the loop over steps, so the first iteration takes long to compile.
+unrolls the loop over steps, so the first iteration takes a long time to compile.
 """
 
 import math
@@ -34,7 +34,7 @@ from skrl.utils import set_seed
 
 
 def mlp(x, outputs: int, hidden_sizes: tuple[int, ...], output_scale: float):
-    """Return the initializers for a module's compact __call__."""
+    """Apply an MLP, whose layers are created in the compact __call__ of the calling module."""
     for size in hidden_sizes:
         x = nn.tanh(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
     return nn.Dense(outputs, kernel_init=orthogonal(output_scale))(x)
@@ -69,7 +69,7 @@ class Value(DeterministicMixin, Model):
 def linear_decay(iterations: int, steps: int, epochs: int) -> Callable[[int], float]:
     """Return the learning-rate multiplier after an epoch, which decays to 0 at the end.
 
-    skrl passes the number of the last step of the rollout, from 0.
+    skrl passes the index of the last step of the rollout, starting at 0.
     """
 
     def factor(timestep: int) -> float:

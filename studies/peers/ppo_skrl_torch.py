@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["skrl==2.1.1", "torch==2.13.0", "gymnasium==1.3.0", "numpy==2.4.6"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]

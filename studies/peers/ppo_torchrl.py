@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["torchrl==0.14.1", "torch==2.13.0", "gymnasium==1.3.0", "numpy==2.4.6"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -10,7 +10,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Train TorchRL's PPO, set up as in its tutorial and its ppo_mujoco.py, with our sizes.
+"""Train TorchRL's PPO, set up as in its tutorial and its ppo_mujoco.py, with our settings.
 
     uv run studies/peers/ppo_torchrl.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
@@ -76,7 +76,7 @@ def main() -> None:
         clip_epsilon=args.clip_coef,
         clip_value=args.clip_coef,
         entropy_coeff=args.ent_coef,
-        critic_coeff=args.vf_coef / 2,  # its value loss has no factor 1/2
+        critic_coeff=args.vf_coef / 2,  # its value loss has no factor of 1/2
         loss_critic_type="l2",
         normalize_advantage=args.norm_adv,
     )

@@ -1,9 +1,10 @@
-"""Run another library in the environment that uv creates from the first lines of its file.
+"""Run another library in the environment that uv creates from the metadata in its script.
 
     python -m studies.peers.run install studies/peers
     python -m studies.peers.run studies/peers/ppo_sb3.py --seed 1
 
-The first command creates the environments of all files in a folder, so that timed runs find them.
+The first command creates the environments of all files in a folder, so timed runs need not wait for
+uv.
 """
 
 import os
@@ -20,11 +21,11 @@ SYNC = [
     "sync",
     "--quiet",
     "--compile-bytecode",
-]  # so that the first start need not compile bytecode
+]  # the first start then need not compile bytecode
 
 
 def peers(folder: Path) -> list[Path]:
-    """Return the files in a folder that list their dependencies in their first lines."""
+    """Return the files in a folder that declare dependencies in a script-metadata block."""
     files = sorted(folder.glob("*.py"))
     return [file for file in files if file.read_text(encoding="utf-8").startswith("# /// script\n")]
 
@@ -35,21 +36,21 @@ def is_installed(file: str) -> bool:
 
 
 def install(file: str) -> None:
-    """Create the environment of a file; PyTorch's CPU index avoids downloading CUDA."""
+    """Create the environment for a file; PyTorch's CPU index avoids downloading CUDA."""
     print(
         f"uv installs the dependencies of {file}: 1 GB, about a minute the first time", flush=True
     )
     once = os.environ | {"UV_HTTP_RETRIES": "0"}
     if subprocess.run([*SYNC, "--script", file], env=once, capture_output=True).returncode == 0:
         return
-    print("PyTorch's CPU index does not answer, so torch comes from PyPI", flush=True)
+    print("PyTorch's CPU index does not respond; installing torch from PyPI", flush=True)
     links = [f"--find-links={link}" for link in find_links()]
     subprocess.run([*SYNC, "--no-sources", *links, "--script", file], check=True)
     subprocess.run([*RUN, file, "--help"], check=True, stdout=subprocess.DEVNULL)
 
 
 def find_links() -> list[str]:
-    """Return the find-links of pip, whose settings uv ignores."""
+    """Return pip's find-links setting, because uv ignores the settings of pip."""
     pip = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
     asked = subprocess.run(pip, capture_output=True, text=True)
     return (os.environ.get("PIP_FIND_LINKS") or asked.stdout).split()

@@ -11,18 +11,18 @@ from analysis.runs import load
 from analysis.tables import multiple, span, table_of, text, value
 
 LINEN, LIBRARY = "ppo_linen", "sb3"
-PEERS = ("purejaxrl", "rejax", "jaxnasium", "sbx", "skrl_jax")  # in JAX; then those in PyTorch
+PEERS = ("purejaxrl", "rejax", "jaxnasium", "sbx", "skrl_jax")  # JAX first, then PyTorch
 PEERS += ("cleanrl", "skrl_torch", "torchrl", "sb3")
 HUES = {"sb3": "#8C564B", "sbx": "#7F7F00"}
 
 
 def order(experiment: Experiment) -> list[str]:
-    """Return the scripts: ours come first, and then PEERS."""
+    """Return the scripts, ours first and then PEERS."""
     return mode_order(experiment.runs["mode"], [*MODES, *PEERS])
 
 
 def peers(experiment: Experiment) -> pd.DataFrame:
-    """Return a row per script: its times, the ratios to two others, and the final return."""
+    """Return one row per script: its times, ratios to two other scripts, and the final return."""
     frame = summarize(experiment.runs, ("startup", "steady", "process"), LINEN).set_index("mode")
     others = summarize(experiment.runs, ("steady",), LIBRARY).set_index("mode")
     runs = timed(experiment.runs)
@@ -53,7 +53,7 @@ BLOCKS = {"peers": peer_table}
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the report's bars, in the order of the table, and the race."""
+    """Draw the bar chart of training times, in the order of the table, and the race figure."""
     experiment = experiments(load(source))[0]
     scripts = experiment.runs.drop_duplicates("mode").set_index("mode").loc[order(experiment)]
     [plot] = report.answer_bars(experiment, figures.styles(scripts.reset_index(), HUES))

@@ -20,7 +20,7 @@ KEYS = ["env_id", "algorithm", "seed"]
 
 
 def read(source: Path) -> pd.DataFrame:
-    """Return a row per iteration in which an episode finished: KEYS, steps, seconds, episodes."""
+    """Return one row per iteration in which an episode finished: KEYS, steps, seconds, episodes."""
     data = load(source)
     rows = data.iterations.merge(data.runs[["run", *KEYS, "imports"]], on="run")
     rows["seconds"] = rows["imports"] + rows["time/elapsed"]
@@ -38,7 +38,7 @@ def return_at(run: pd.DataFrame, second: float) -> float:
 
 
 def table(source: Path) -> Table:
-    """Return steps per second and returns by training time, a row per robot and algorithm."""
+    """Return the speed and the returns by training time, with one row per robot and algorithm."""
     rows = []
     found: dict[tuple[str, str], dict[int, np.ndarray]] = {}
     for _, group in read(source).groupby(["env_id", "algorithm"]):
@@ -65,7 +65,7 @@ def table(source: Path) -> Table:
 
 @figures.styled
 def draw(source: Path) -> Figure:
-    """Plot each run's return against seconds, a panel per robot."""
+    """Plot the return of each run against seconds, with one panel per robot."""
     rows = read(source)
     figure, panels = figures.make_panels(rows["env_id"].unique(), 2, 3.6, figures.WIDTH, False)
     for axes, (_, group) in zip(panels, rows.groupby("env_id"), strict=True):
@@ -88,5 +88,5 @@ BLOCKS = {"ppo_or_sac": table}
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the study's figure."""
+    """Draw the figure of the study."""
     (out / "answer.png").write_bytes(figures.png(draw(source)))

@@ -1,4 +1,4 @@
-"""Accuracy of race.py: races of copies and of two scripts, in four conditions."""
+"""Accuracy of race.py: races between copies and between two scripts, in four conditions."""
 
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +21,7 @@ WAYS = {
 
 
 def copies_table(folder: Path) -> Table:
-    """Return a row per condition: how many intervals contain 1, and their half-width."""
+    """Return one row per condition: number of intervals that contain 1, and median half-width."""
     rows = []
     for way, name in WAYS.items():
         held, widths, turns = [], [], []
@@ -48,7 +48,7 @@ def copies_table(folder: Path) -> Table:
 
 
 def pair_table(folder: Path) -> Table:
-    """Return the ratio and its interval, a row per condition and race."""
+    """Return the ratio and its interval, with one row per condition and race."""
     rows = []
     for way, name in WAYS.items():
         for race in races.read(folder / f"pair_{name}.jsonl"):

@@ -3,7 +3,7 @@
 # dependencies = ["sb3-contrib==2.9.2", "stable-baselines3==2.9.2", "torch==2.13.0",
 #   "gymnasium==1.3.0", "numpy==2.4.6"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -11,7 +11,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Train sb3-contrib's RecurrentPPO, set up as in its documentation, with our sizes.
+"""Train sb3-contrib's RecurrentPPO, set up as in its documentation, with our settings.
 
     uv run studies/recurrent/ppo_sb3_recurrent.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh recurrent
@@ -34,7 +34,8 @@ sys.path.append(str(Path(__file__).parents[1] / "peers"))
 from peer import RunLog, parse_args
 from peer_sb3 import train
 
-MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"  # imports JAX, so it is reimplemented here
+# This module imports JAX, so its environment is reimplemented below.
+MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"
 
 
 def make_masked_cartpole() -> gymnasium.Env:
@@ -44,7 +45,7 @@ def make_masked_cartpole() -> gymnasium.Env:
 
 
 class Encoder(BaseFeaturesExtractor):
-    """The layer before the LSTM."""
+    """Linear layer before the LSTM."""
 
     def __init__(self, space: gymnasium.spaces.Box, size: int) -> None:
         super().__init__(space, size)
@@ -55,7 +56,7 @@ class Encoder(BaseFeaturesExtractor):
 
 
 def main() -> None:
-    args = parse_args("sb3_recurrent", gru_hidden_size=(64, "size of the hidden state of the LSTM"))
+    args = parse_args("sb3_recurrent", gru_hidden_size=(64, "hidden size of the LSTM"))
     args.learning_rate = 1e-3
     args.gamma = 0.98
     args.vf_coef = 0.02

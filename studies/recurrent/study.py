@@ -1,7 +1,7 @@
 """Cost and benefit of recurrent PPO: tables and the figure of ./benchmark.sh recurrent.
 
 Recurrent scripts have more arguments, so the analysis would not compare them with other scripts.
-Here the size of a run is the number of units per layer, which is also that of the GRU.
+Here the size of a run is the number of units in each layer, including the GRU.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ def read(source: Path) -> Experiment:
 
 
 def cost_table(source: Path) -> Table:
-    """Return a row per script: for each number of units, the time of an iteration and its ratio."""
+    """Return one row per script: time per iteration and its ratio, for each number of units."""
     runs = read(source).runs
     frame = summarize(runs[runs["env_id"] == MASKED_CARTPOLE], ("steady",), BASELINE)
     shown = frame.rename(columns={"mode": "script"})
@@ -50,7 +50,7 @@ def cost_table(source: Path) -> Table:
 
 
 def learning_table(source: Path) -> Table:
-    """Return a row per script, a column per environment: the mean and the minimum over seeds."""
+    """Return the mean and minimum over seeds, by script (rows) and environment (columns)."""
     experiment = read(source)
     rows = experiment.iterations.sort_values("iteration")
     last = rows.groupby("run").tail(LAST).groupby("run")["charts/episodic_return"].mean()
@@ -89,5 +89,5 @@ BLOCKS = {"recurrent_costs": cost_table, "recurrent_learning": learning_table}
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the figure of a folder of runs, or of the study."""
+    """Draw the figure for a folder of runs or for the study."""
     (out / "recurrent.png").write_bytes(figures.png(draw(read(source))))

@@ -25,7 +25,7 @@ ABLATED = {  # environment -> script of the ablation
 
 
 def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
-    """Return a row per run, with its return and the two ablated flags, which SAC does not have."""
+    """Return one row per run, with its return and the two ablated flags, which only PPO has."""
     runs = load(source).runs
     runs = runs[runs["algorithm"] == algorithm].copy()
     settings = runs["settings"].map(json.loads)
@@ -35,12 +35,12 @@ def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
 
 
 def order(name: str) -> str:
-    """Return the sort key of a name: environments as above, scripts by name."""
+    """Return the sort key of a name: environments in the order above, scripts by name."""
     return str(ENVIRONMENTS.index(name)) if name in ENVIRONMENTS else name
 
 
 def learning_table(source: Path) -> Table:
-    """Return the mean and minimum over seeds, a row per script and a column per environment."""
+    """Return the mean and minimum over seeds, by script (rows) and environment (columns)."""
     runs = read(source)
     runs = runs[runs["norm_obs"] & runs["norm_reward"]]
     keys = ["env_id", "mode"]
@@ -52,7 +52,7 @@ def learning_table(source: Path) -> Table:
 
 
 def sac_table(source: Path) -> Table:
-    """Return the greedy return of each seed, a row per script and environment."""
+    """Return the greedy return of each seed, with one row per script and environment."""
     runs = read(source, "sac")
     runs["steps"] = runs["num_iterations"] * runs["batch_size"]
     keys = ["env_id", "steps", "mode"]
@@ -70,7 +70,7 @@ def listed(values: list[float]) -> str:
 
 
 def ablation_table(source: Path) -> Table:
-    """Return the effect of each flag with Welch's interval, a row per environment and flag."""
+    """Return the effect of each flag with Welch's interval, one row per environment and flag."""
     runs = read(source)
     rows = []
     for env_id, script in ABLATED.items():
@@ -90,7 +90,7 @@ def ablation_table(source: Path) -> Table:
 
 
 def compiled_table(source: Path) -> Table:
-    """Return the returns of five seeds per environment: uncompiled, compiled and difference."""
+    """Return the uncompiled and compiled returns and their difference, per environment."""
     runs = load(source).runs
     rows = []
     for env_id, here in runs.groupby("env_id"):
@@ -122,7 +122,7 @@ def curves(source: Path) -> pd.DataFrame:
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the study's figure."""
+    """Draw the figure of the study."""
     points = curves(source)
     runs = load(source).runs
     modes = in_order(runs[runs["mode"].isin(points["mode"])].drop_duplicates("mode"))

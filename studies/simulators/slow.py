@@ -2,9 +2,9 @@
 
     python more/ppo_continuous_linen_gymnasium.py --env-id studies.simulators.slow:Slow300-v0
 
-Observations and actions have the shapes of those of HalfCheetah-v5. A step updates 17 numbers,
-which takes a few microseconds. Then Slow computes, and Sleep waits, for the rest of the time; the
-latter stands for a simulator on another machine. These environments are not meant for learning.
+Observations and actions have the same shapes as in HalfCheetah-v5. A step updates 17 numbers, which
+takes a few microseconds. Then Slow computes for the given time, and Sleep waits, like a simulator
+on another machine. These environments are not meant for learning.
 """
 
 import time
@@ -16,11 +16,11 @@ from gymnasium.spaces import Box
 
 MICROSECONDS = (0, 30, 100, 300, 1_000, 3_000, 10_000)
 OBS_DIM, ACTION_DIM = 17, 6
-EPISODE = 1_000  # steps
+EPISODE = 1_000  # steps per episode
 
 
 class Slow(gymnasium.Env):
-    """State decays; actions are added to its first numbers."""
+    """Environment whose state decays; actions are added to its first elements."""
 
     def __init__(self, microseconds: float, waits: bool) -> None:
         self.seconds = microseconds * 1e-6
@@ -41,7 +41,7 @@ class Slow(gymnasium.Env):
         if self.waits:
             time.sleep(self.seconds)
             return obs, reward, False, False, {}
-        # Start the clock here, so that a step takes exactly this much longer than one of Slow0.
+        # Start the clock here, so that a step takes self.seconds longer than a step of Slow0.
         end = time.perf_counter() + self.seconds
         while time.perf_counter() < end:
             pass

@@ -18,9 +18,9 @@ from analysis.tables import table_of, text, value
 
 LINEN, COMPILED, TORCH = "Linen", "compiled PyTorch", "PyTorch"
 ASYNC = ", async"
-NUM_STEPS = 8 * 32  # per iteration of PPO
+NUM_STEPS = 8 * 32  # steps per PPO iteration
 SAC_STEPS = 50
-# Lines of the figure: the time of the first program / that of the second.
+# Lines of the figure: time of the first program / time of the second.
 OVER_LINEN = {
     "PyTorch, sync": (TORCH, LINEN),
     "PyTorch, async": (TORCH + ASYNC, LINEN + ASYNC),
@@ -33,7 +33,7 @@ COLORS = {LINEN: figures.BLUE, TORCH: figures.RED, COMPILED: figures.ORANGE}
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return a row per race: algorithm, whether the simulator waits, step time, and times."""
+    """Return one row per race: algorithm, whether the simulator waits, step time, and times."""
     rows = []
     for name, race in races.named(path).items():
         words = name.removeprefix("SAC, ").split()
@@ -53,9 +53,10 @@ def ratio_table(
     pairs: dict[str, tuple[str, str]],
     rates: dict[str, tuple[str, int]],
 ) -> Table:
-    """Return ratios of two programs and steps per second, a row per step time of the simulator.
+    """Return time ratios and throughput, with one row per step time of the simulator.
 
-    A rate is defined by a program and the environment steps of its iteration.
+    `pairs` maps a column title to the two programs of a ratio; `rates` maps a title to a program
+    and its number of environment steps per iteration.
     """
     frame = read(path)
     frame = frame[frame["algorithm"] == algorithm]
@@ -90,7 +91,7 @@ def sac_table(path: Path) -> Table:
 
 
 def steps_table(path: Path) -> Table:
-    """Return the microseconds per step, the median over rounds, a row per environment."""
+    """Return the median microseconds per step over rounds, with one row per environment."""
     rows = pd.DataFrame(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
     by_env = rows.groupby("env_id", sort=False, as_index=False)
     frame = by_env.agg(microseconds=("microseconds", "median")).sort_values("microseconds")
@@ -100,7 +101,7 @@ def steps_table(path: Path) -> Table:
 
 @figures.styled
 def draw(path: Path) -> Figure:
-    """Plot the ratios of PPO, and the speedup by async, against the step time of the simulator."""
+    """Plot the PPO ratios and the speedup from async against the step time of the simulator."""
     frame = read(path)
     frame = frame[(frame["algorithm"] == "PPO") & (frame["microseconds"] > 0)]
     titles = ["PyTorch time / Linen time", "Speedup from async"]

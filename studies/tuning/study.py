@@ -1,4 +1,4 @@
-"""Table and figure on the results of tune.py, from the best.json of each study."""
+"""Table and figure of the results of tune.py, from the best.json of each study."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def verdicts(folder: Path) -> pd.DataFrame:
         stored = json.loads(path.read_text(encoding="utf-8"))
         best = {OLD_KEYS.get(key, key): x for key, x in stored.items()}
         default = best["default_value_in_study"]
-        if default is None:  # the defaults were not a trial
+        if default is None:  # the defaults were not trained as a trial
             default = np.nan
         claim = best["value_in_study"]
         parts = (

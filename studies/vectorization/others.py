@@ -1,7 +1,7 @@
-"""Two more methods of stepping CartPole, with the VecEnv of ppo_linen_gymnasium.py.
+"""Two more methods for stepping CartPole, with the VecEnv of ppo_linen_gymnasium.py.
 
-vector is the vectorized CartPole of Gymnasium, in NumPy; envpool is that of EnvPool, in C++. Each
-has a wrapper that adds Gymnasium's reset_mask.
+The vector method uses Gymnasium's vectorized CartPole, written in NumPy, and the envpool method
+uses EnvPool, written in C++. A wrapper adds the reset_mask option of Gymnasium to each.
 """
 
 import warnings
@@ -16,7 +16,7 @@ CARTPOLE = "CartPole-v1"
 
 
 class Vector:
-    """Gymnasium's vectorized CartPole, which only resets all environments: restore the others."""
+    """Gymnasium's vectorized CartPole with reset_mask: it resets all, then restores the others."""
 
     def __init__(self, num_envs: int) -> None:
         mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
@@ -38,7 +38,7 @@ class Vector:
 
 
 class EnvPool:
-    """EnvPool's CartPole, whose reset only returns the observations of the reset environments."""
+    """EnvPool's CartPole with reset_mask: a partial reset returns all observations."""
 
     def __init__(self, num_envs: int, seed: Any) -> None:
         import envpool  # optional, because it is large: pip install envpool==1.2.5
@@ -61,7 +61,7 @@ class EnvPool:
 
 
 class OtherVecEnv(VecEnv):
-    """A VecEnv of CartPole-v1 that is stepped by `how`: vector or envpool."""
+    """VecEnv for CartPole-v1, stepped with the method `how`: vector or envpool."""
 
     def __init__(self, how: str, num_envs: int, seed: int) -> None:
         super().__init__(CARTPOLE, 1, "sync", seed)  # creates one environment, which is not used

@@ -2,16 +2,16 @@
 
     python -m studies.vectorization.step sync 64    # 64 environments, until it is stopped
 
-The methods, with the VecEnv of the scripts (that of vector and envpool is in others.py):
+The methods use the VecEnv of a script, except vector and envpool, which use others.py:
 
-    sync, async, vector  Gymnasium: in sequence, in a process each, or vectorized in NumPy
+    sync, async, vector  Gymnasium: in sequence, one process each, or vectorized in NumPy
     envpool              EnvPool, in C++, if it is installed: pip install envpool==1.2.5
-    gymnax step          a jitted call per step, which returns the observations to the host
-    gymnax scan          one jitted call for all steps, whose observations and rewards are summed up
+    gymnax step          one jitted call per step, which returns the observations to the host
+    gymnax scan          one jitted call for all steps, which sums observations and rewards
 
-All results are used, because the compiler would remove a loop whose results are not. But the scan
-only sums observations, so the compiler need not write them to memory, as training must: its time is
-a lower bound.
+All results are used, because the compiler would remove a loop whose results are unused. Unlike
+training, the scan only sums observations and need not write them to memory, so its time is a lower
+bound.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SEED = 1
 
 
 def in_gymnasium(how: str, num_envs: int, actions: np.ndarray) -> Callable[[], None]:
-    """Return a function that makes all steps, with environments outside JAX."""
+    """Return a function that takes all steps, with environments outside JAX."""
     from more.ppo_linen_gymnasium import VecEnv
     from studies.vectorization.others import OtherVecEnv
 
@@ -47,7 +47,7 @@ def in_gymnasium(how: str, num_envs: int, actions: np.ndarray) -> Callable[[], N
 
 
 def in_gymnax(how: str, num_envs: int, actions: np.ndarray) -> Callable[[], None]:
-    """Return a function that makes all steps, with environments in JAX."""
+    """Return a function that takes all steps, with environments in JAX."""
     import jax
 
     from ppo_linen import VecEnv
@@ -63,7 +63,7 @@ def in_gymnax(how: str, num_envs: int, actions: np.ndarray) -> Callable[[], None
 
 
 def step_by_step(step_fn: Callable, state: Any, actions: Any) -> Any:
-    """Make one call per step, as if the actions were chosen outside JAX."""
+    """Take one step per call, as if the actions were chosen outside JAX."""
     for action in actions:
         obs, state, _ = step_fn(state, action)
         np.asarray(obs)  # sync
@@ -71,7 +71,7 @@ def step_by_step(step_fn: Callable, state: Any, actions: Any) -> Any:
 
 
 def scan(env: Any, state: Any, actions: Any) -> tuple[Any, Any]:
-    """Make all steps in one compiled loop; return the state, and the sums of all results."""
+    """Take all steps in one compiled loop; return the state and the sums of all results."""
     import jax
 
     def step(state, action):

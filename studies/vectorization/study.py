@@ -12,7 +12,7 @@ FIRST = "gymnax scan"
 
 
 def table(path: Path) -> Table:
-    """Return a row per method, and two columns per number of environments."""
+    """Return one row per method, and two columns per number of environments."""
     cells: dict[str, dict[str, str]] = {}
     rows = []
     for name, race in races.named(path).items():
@@ -26,7 +26,7 @@ def table(path: Path) -> Table:
             )
             rows.append({"name": name, "way": way} | ratio._asdict())
     shown = pd.DataFrame(cells.values()).fillna("-")
-    return Table("vectorization", "512 steps of all environments", pd.DataFrame(rows), shown)
+    return Table("vectorization", "512 steps in all environments", pd.DataFrame(rows), shown)
 
 
 BLOCKS = {"vectorization": table}

@@ -3,7 +3,7 @@
 # dependencies = ["torch==2.13.0", "gymnasium==0.29.1", "ale-py==0.10.2", "numpy==1.26.4",
 #   "opencv-python-headless==4.11.0.86", "tyro==1.0.17", "tensorboard==2.21.0"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -17,14 +17,14 @@
     git -C ../cleanrl checkout fe8d8a03c41a7ef5b523e2e354bd01c363e786bb
     uv run studies/atari/peers/ppo_cleanrl.py --total-timesteps 10240
 
-Differences from our script: the games run one after the other, each in wrappers in Python, which
-also press FIRE after a lost life; frames are scaled before they become gray; a truncation counts as
+Differences from our script: the games run one after the other, each in Python wrappers, which also
+press FIRE after a lost life; frames are scaled before they become gray; a truncation counts as
 a termination; the learning rate decays per iteration.
 
-The prefix ale_py: of the environment imports ale_py, which registers its games, so that nothing is
-patched. The file needs Gymnasium 0.29, and this needs ale-py 0.10. PyTorch, ale-py and OpenCV are
-newer than in CleanRL's requirements, which do not install on Python 3.11. It writes TensorBoard
-events to ./runs.
+The prefix ale_py: in the environment ID imports ale_py, which registers its games, so nothing is
+patched. The file needs Gymnasium 0.29, which needs ale-py 0.10. PyTorch, ale-py and OpenCV are
+newer than in CleanRL's requirements, which do not install on Python 3.11. CleanRL writes
+TensorBoard events to ./runs.
 """
 
 import sys

@@ -3,7 +3,7 @@
 # dependencies = ["torch==2.13.0", "gym==0.23.1", "envpool==0.8.4", "numpy==1.26.4",
 #   "tyro==1.0.17", "tensorboard==2.21.0"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -17,10 +17,10 @@
     git -C ../cleanrl checkout fe8d8a03c41a7ef5b523e2e354bd01c363e786bb
     uv run studies/atari/peers/ppo_cleanrl_envpool.py --total-timesteps 10240
 
-Differences from our script: the games run in threads of EnvPool; a truncation counts as a
+Differences from our script: the games run in EnvPool threads; a truncation counts as a
 termination; the learning rate decays per iteration. Nothing is patched. EnvPool is version 0.8.4:
 CleanRL requires 0.6, which has no build for Python 3.11, and the newest version lacks the interface
-of gym 0.23 that the file needs. It writes TensorBoard events to ./runs.
+of gym 0.23 that the file needs. CleanRL writes TensorBoard events to ./runs.
 """
 
 import sys

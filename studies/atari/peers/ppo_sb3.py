@@ -3,7 +3,7 @@
 # dependencies = ["stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium==1.3.0",
 #   "ale-py==0.12.1", "opencv-python-headless==4.13.0.92", "numpy==2.4.6"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -15,8 +15,8 @@
 
     uv run studies/atari/peers/ppo_sb3.py --total-timesteps 10240
 
-Differences from our script: the games run one after the other, each in wrappers in Python, which
-also press FIRE after a lost life; the value loss has no factor 1/2 and uses only the clipped error;
+Differences from our script: the games run one after the other, each in Python wrappers, which also
+press FIRE after a lost life; the value loss has no factor of 1/2 and uses only the clipped error;
 the learning rate decays per iteration.
 """
 

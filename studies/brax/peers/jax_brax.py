@@ -3,18 +3,18 @@
 # dependencies = ["brax==0.14.2", "jax==0.7.2", "flax==0.12.0", "optax==0.2.6", "mujoco==3.3.7",
 #   "mujoco-mjx==3.3.7"]
 # ///
-"""Train the PPO or SAC of brax in its HalfCheetah with spring physics, with our settings.
+"""Train brax's PPO or SAC in its HalfCheetah with spring physics, with our settings.
 
     uv run --script studies/brax/peers/jax_brax.py ppo --num-envs 256
 
-Prints a line of JSON. "first" is the duration of the first iteration in seconds, which compiles;
-"iteration" is the median of the later ones. Both are reported by the library and exclude its
-evaluations, which SAC cannot switch off. brax 0.14.2 calls a function that JAX removed after 0.9,
-so it needs an older JAX than our scripts.
+Prints a line of JSON. "first" is the duration in seconds of the first iteration, which compiles;
+"iteration" is the median duration of the later ones. Both are reported by the library and exclude
+its evaluations, which SAC cannot switch off. brax 0.14.2 calls a function that JAX removed after
+0.9, so it needs an older version of JAX than our scripts.
 
-Differences of PPO from ours: a minibatch consists of full rollouts of some environments; rewards
-are not scaled; the learning rate is constant; actions are squashed by tanh; values are not clipped;
-Adam's epsilon is 1e-8. Differences of SAC from ours: the replay buffer stores float32 transitions;
+Differences from our PPO: a minibatch consists of full rollouts from some environments; rewards are
+not scaled; the learning rate is constant; actions are squashed by tanh; values are not clipped;
+Adam's epsilon is 1e-8. Differences from our SAC: the replay buffer stores float32 transitions;
 each iteration ends with an evaluation.
 """
 
@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("algorithm", choices=["ppo", "sac"])
     parser.add_argument("--num-envs", type=int, default=64)
-    parser.add_argument("--num-steps", type=int, default=32, help="steps of each environment")
+    parser.add_argument("--num-steps", type=int, default=32, help="steps per environment")
     parser.add_argument("--iterations", type=int, default=3, help="iterations after the first")
     args = parser.parse_args()
     if args.num_envs < 1 or args.num_envs % MINIBATCHES:

@@ -3,18 +3,18 @@
 # dependencies = ["jax==0.7.2", "flax==0.12.0", "optax==0.2.6", "distrax==0.1.7", "gymnax==0.0.9",
 #   "brax==0.14.2", "navix==0.7.4", "mujoco==3.3.7", "mujoco-mjx==3.3.7"]
 # ///
-"""Train PureJaxRL's unmodified ppo_continuous_action.py from your checkout, with our sizes.
+"""Train PureJaxRL's unmodified ppo_continuous_action.py from your checkout, with our settings.
 
     git clone https://github.com/luchris429/purejaxrl ../purejaxrl
     git -C ../purejaxrl checkout 31756b197773a52db763fdbe6d635e4b46522a73
     uv run --script studies/brax/peers/jax_purejaxrl.py --checkout ../purejaxrl --num-envs 256
 
 Trains in brax's HalfCheetah. The file supports only brax environments, always with positional
-physics; here the default of its wrapper is set to spring. Its networks always have two layers of
-256 units, so run our script with --hidden-sizes 256 256. Differences from our script: a truncation
-counts as a termination; running statistics are updated at each step.
+physics; here the default backend of its wrapper is changed to spring. Its networks always have two
+layers of 256 units, so run our script with --hidden-sizes 256 256. Differences from our script: a
+truncation counts as a termination; running statistics are updated at each step.
 
-Prints a line of JSON. The training run is one compiled call, whose time is divided by the number
+Prints a line of JSON. The training run is one compiled call; its time is divided by the number
 of iterations; "first" is the time to compile.
 """
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=3)
     args = parser.parse_args()
     file = find(args.checkout)
-    sys.path.append(str(file.parent))  # it imports its wrappers
+    sys.path.append(str(file.parent))  # for the wrappers that the file imports
     import wrappers
 
     wrappers.BraxGymnaxWrapper.__init__.__defaults__ = ("spring",)

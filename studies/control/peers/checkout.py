@@ -14,7 +14,7 @@ import foreign
 def become(
     args: argparse.Namespace, repository: str, commit: str, file: str, words: list[str]
 ) -> NoReturn:
-    """Replace this process by the unmodified file, with these flags and those of args, on the CPU.
+    """Replace this process with the unmodified file, run on the CPU with words and args as flags.
 
     The file runs exactly as its users run it; nothing is patched.
     """

@@ -1,4 +1,4 @@
-"""Environments that print a line for each iteration, for race.py."""
+"""Wrappers that print a line for each iteration, for race.py."""
 
 from typing import Any
 

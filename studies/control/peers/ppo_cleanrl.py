@@ -3,7 +3,7 @@
 # dependencies = ["torch==2.13.0", "gymnasium[mujoco]==0.29.1", "mujoco==4.0.0", "numpy==1.26.4",
 #   "tyro==1.0.17", "tensorboard==2.21.0"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -18,10 +18,10 @@
     uv run studies/control/peers/ppo_cleanrl.py --total-timesteps 20480
 
 Differences from our script: a truncation counts as a termination; the learning rate decays per
-iteration; each environment has separate wrappers and running statistics, which change at each step.
-It needs Gymnasium 0.29, which has HalfCheetah-v4 (the same robot) instead of v5. PyTorch and MuJoCo
-have the versions used for the other libraries, not those in CleanRL's requirements. It writes
-TensorBoard events to ./runs.
+iteration; each environment has separate wrappers and running statistics, which are updated at
+each step. The file needs Gymnasium 0.29, which has HalfCheetah-v4 (the same robot) instead of v5.
+The versions of PyTorch and MuJoCo are the same as for the other libraries and differ from CleanRL's
+requirements. CleanRL writes TensorBoard events to ./runs.
 """
 
 import checkout

@@ -3,7 +3,7 @@
 # dependencies = ["torch==2.13.0", "tensordict==0.6.2", "gymnasium[mujoco]==0.29.1",
 #   "mujoco==4.0.0", "numpy==1.26.4", "tyro==1.0.17", "tqdm==4.70.1", "wandb==0.31.0"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -19,9 +19,9 @@
 
 Runs ppo_continuous_action.py, or ppo_continuous_action_torchcompile.py with --compile. Differences
 from our script: a truncation counts as a termination; the learning rate decays per iteration; each
-environment has separate wrappers and running statistics, which change at each step. CUDA graphs are
-off, because there is no GPU, and W&B is disabled. Both files need Gymnasium 0.29, which has
-HalfCheetah-v4 (the same robot) instead of v5, and a TensorDict version of their time, because the
+environment has separate wrappers and running statistics, which are updated at each step. CUDA
+graphs are off, because there is no GPU, and W&B is disabled. Both files need Gymnasium 0.29, which
+has HalfCheetah-v4 (the same robot) instead of v5, and an old version of TensorDict, because the
 compiled file fails with newer ones.
 """
 

@@ -3,7 +3,7 @@
 # dependencies = ["stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco]==1.3.0",
 #   "mujoco==4.0.0", "numpy==2.4.6"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -15,8 +15,8 @@
 
     uv run studies/control/peers/ppo_sb3.py --total-timesteps 20480
 
-Differences from our script: the value loss has no factor 1/2 and uses only the clipped error; the
-learning rate decays per iteration; observation statistics change at each step.
+Differences from our script: the value loss has no factor of 1/2 and uses only the clipped error;
+the learning rate decays per iteration; observation statistics are updated at each step.
 """
 
 import flags

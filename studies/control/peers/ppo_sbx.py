@@ -4,7 +4,7 @@
 #   "gymnasium[mujoco]==1.3.0", "mujoco==4.0.0", "numpy==2.4.6", "jax==0.10.2", "flax==0.12.8",
 #   "optax==0.2.8", "tfp-nightly==0.26.0.dev20261027"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -12,13 +12,13 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Train the PPO of SBX (Stable-Baselines3 in JAX) with VecNormalize and the shared settings.
+"""Train the PPO from SBX (Stable-Baselines3 in JAX) with VecNormalize and the shared settings.
 
     uv run studies/control/peers/ppo_sbx.py --total-timesteps 20480
 
-Differences from our script: the value loss has no factor 1/2 and is not clipped, because SBX
-ignores clip_range_vf; the learning rate decays per iteration; observation statistics change at each
-step.
+Differences from our script: the value loss has no factor of 1/2 and is not clipped, because SBX
+ignores clip_range_vf; the learning rate decays per iteration; observation statistics are updated at
+each step.
 """
 
 import flags

@@ -9,7 +9,7 @@
 
 Differences from our script: the value loss uses only the clipped error; advantages are normalized
 over the batch; Adam's epsilon is 1e-8; the learning rate is constant; a reset takes an extra step;
-log-probabilities are those of the clipped actions; values are standardized instead of scaling
+log-probabilities are computed from the clipped actions; values are standardized instead of scaling
 rewards; the gradients of actor and critic are clipped separately.
 """
 
@@ -32,7 +32,7 @@ from skrl.utils import set_seed
 
 
 def mlp(x, outputs: int, output_scale: float):
-    """Return the initializers for a module's compact __call__."""
+    """Apply an MLP, whose layers are created in the compact __call__ of the calling module."""
     for _ in range(2):
         x = nn.tanh(nn.Dense(64, kernel_init=orthogonal(math.sqrt(2)))(x))
     return nn.Dense(outputs, kernel_init=orthogonal(output_scale))(x)
@@ -86,7 +86,7 @@ def main() -> None:
         ratio_clip=0.2,
         value_clip=0.2,
         entropy_loss_scale=0.0,
-        value_loss_scale=0.25,  # its value loss has no factor 1/2
+        value_loss_scale=0.25,  # its value loss has no factor of 1/2
         time_limit_bootstrap=True,
         experiment={"write_interval": 0, "checkpoint_interval": 0},
     )

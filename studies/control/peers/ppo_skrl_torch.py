@@ -3,7 +3,7 @@
 # dependencies = ["skrl==2.1.1", "torch==2.13.0", "gymnasium[mujoco]==1.3.0", "mujoco==4.0.0",
 #   "numpy==2.4.6"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -17,8 +17,8 @@
 
 Differences from our script: the value loss uses only the clipped error; advantages are normalized
 over the batch; Adam's epsilon is 1e-8; the learning rate decays per epoch; a reset takes an extra
-step; log-probabilities are those of the clipped actions; values are standardized instead of scaling
-rewards.
+step; log-probabilities are computed from the clipped actions; values are standardized instead of
+scaling rewards.
 """
 
 import math
@@ -104,7 +104,7 @@ def main() -> None:
         ratio_clip=0.2,
         value_clip=0.2,
         entropy_loss_scale=0.0,
-        value_loss_scale=0.25,  # its value loss has no factor 1/2
+        value_loss_scale=0.25,  # its value loss has no factor of 1/2
         time_limit_bootstrap=True,
         experiment={"write_interval": 0, "checkpoint_interval": 0},
     )

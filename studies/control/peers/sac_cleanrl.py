@@ -3,7 +3,7 @@
 # dependencies = ["torch==2.13.0", "gymnasium[mujoco]==0.29.1", "mujoco==4.0.0", "numpy==1.26.4",
 #   "tyro==1.0.17", "tensorboard==2.21.0"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -18,10 +18,10 @@
     uv run studies/control/peers/sac_cleanrl.py --total-timesteps 1000
 
 Differences from our script: the actor is updated twice at every second step instead of once per
-step; the learning rates of critics and alpha are 1e-3. It needs Gymnasium 0.29, because it fails at
-the first truncation with 1.x; that version has HalfCheetah-v4 (the same robot) instead of v5.
-PyTorch and MuJoCo have the versions used for the other libraries, not those in CleanRL's
-requirements. It writes TensorBoard events to ./runs.
+step; the learning rates of critics and alpha are 1e-3. The file needs Gymnasium 0.29, because it
+fails at the first truncation with 1.x. Gymnasium 0.29 has HalfCheetah-v4 (the same robot) instead
+of v5. The versions of PyTorch and MuJoCo are the same as for the other libraries and differ from
+CleanRL's requirements. CleanRL writes TensorBoard events to ./runs.
 """
 
 import checkout

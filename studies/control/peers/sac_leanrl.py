@@ -4,7 +4,7 @@
 #   "stable-baselines3==2.9.2", "gymnasium[mujoco]==0.29.1", "mujoco==4.0.0", "numpy==1.26.4",
 #   "tyro==1.0.17", "tqdm==4.70.1", "wandb==0.31.0"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -22,8 +22,7 @@ Runs sac_continuous_action.py, or sac_continuous_action_torchcompile.py with --c
 from our script: the actor is updated twice at every second step instead of once per step; the
 learning rates of critics and alpha are 1e-3. CUDA graphs are off, because there is no GPU, and W&B
 is disabled. Both files need Gymnasium 0.29, which has HalfCheetah-v4 (the same robot) instead of
-v5, and TensorDict and TorchRL versions of their time, because the compiled file fails with newer
-ones.
+v5, and old versions of TensorDict and TorchRL, because the compiled file fails with newer ones.
 """
 
 import checkout

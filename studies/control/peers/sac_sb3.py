@@ -3,7 +3,7 @@
 # dependencies = ["stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco]==1.3.0",
 #   "mujoco==4.0.0", "numpy==2.4.6"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -16,7 +16,7 @@
     uv run studies/control/peers/sac_sb3.py --total-timesteps 1000
 
 The defaults are two layers of 256 units, batches of 256, a replay buffer of a million transitions
-and an update per step. It updates alpha, critics and actor in this order.
+and an update per step. Each update trains alpha, the critics and the actor, in this order.
 """
 
 import flags

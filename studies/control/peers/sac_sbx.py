@@ -4,7 +4,7 @@
 #   "gymnasium[mujoco]==1.3.0", "mujoco==4.0.0", "numpy==2.4.6", "jax==0.10.2", "flax==0.12.8",
 #   "optax==0.2.8", "tfp-nightly==0.26.0.dev20261027"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -12,12 +12,12 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Train the SAC of SBX (Stable-Baselines3 in JAX) with its defaults, the shared settings.
+"""Train the SAC from SBX (Stable-Baselines3 in JAX) with its defaults, the shared settings.
 
     uv run studies/control/peers/sac_sbx.py --total-timesteps 1000
 
 The defaults are two layers of 256 units, batches of 256, a replay buffer of a million transitions
-and an update per step. It updates critics, actor and alpha in this order.
+and an update per step. Each update trains the critics, the actor and alpha, in this order.
 """
 
 import flags

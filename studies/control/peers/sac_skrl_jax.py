@@ -9,7 +9,7 @@
 
 Differences from our script: skrl has no squashed Gaussian, so the mean is the tanh of the network
 output, the standard deviation does not depend on the observation, and actions are clipped; the
-replay buffer holds 10,000 transitions, because skrl copies all of it at each step in JAX.
+replay buffer holds 10,000 transitions, because in JAX skrl copies the full buffer at each step.
 """
 
 import flags
@@ -29,7 +29,7 @@ CRITICS = ("critic_1", "critic_2", "target_critic_1", "target_critic_2")
 
 
 def mlp(x, outputs: int):
-    """Return the initializers for a module's compact __call__."""
+    """Apply an MLP, whose layers are created in the compact __call__ of the calling module."""
     for _ in range(2):
         x = nn.relu(nn.Dense(256)(x))
     return nn.Dense(outputs)(x)

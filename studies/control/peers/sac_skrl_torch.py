@@ -3,7 +3,7 @@
 # dependencies = ["skrl==2.1.1", "torch==2.13.0", "gymnasium[mujoco]==1.3.0", "mujoco==4.0.0",
 #   "numpy==2.4.6"]
 #
-# [tool.uv.sources]  # the build without CUDA's gigabytes
+# [tool.uv.sources]  # CPU build: CUDA adds gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
 #
 # [[tool.uv.index]]
@@ -18,7 +18,7 @@
 Differences from our script: skrl has no squashed Gaussian, so the mean is the tanh of the network
 output, the standard deviation does not depend on the observation, and actions are clipped; the
 replay buffer holds 10,000 transitions, because each batch is drawn without replacement from a
-permutation of it; the critic loss has the factor 1/2.
+permutation of the buffer; the critic loss has a factor of 1/2.
 """
 
 import flags
