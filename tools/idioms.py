@@ -1,4 +1,4 @@
-"""The idioms of site/idioms.toml, with their excerpts, for the website and docs/idioms.md."""
+"""Idioms from site/idioms.toml, with their code excerpts, for the website and docs/idioms.md."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ from analysis.schema import SourceError
 
 class Excerpt(NamedTuple):
     code: str
-    start: int  # number of its first line in the file
+    start: int  # line number in the file, from 1
     end: int
 
 
@@ -24,9 +24,10 @@ def read_idioms(root: Path) -> list[dict[str, Any]]:
 
 
 def excerpt(root: Path, source: dict[str, str]) -> Excerpt:
-    """Return a function or class of a file, or its lines between two texts.
+    """Return a function or class in a file, or only its lines between two texts.
 
-    source has the keys file and name (such as "Agent.get_value"), and optionally from and to.
+    source has the keys file and name (such as "Agent.get_value"), and optionally from and to. Raise
+    SourceError if there is no such function, class or line.
     """
     code = (root / source["file"]).read_text(encoding="utf-8")
     where = f"{source['file']}: {source['name']}"
@@ -47,7 +48,7 @@ def excerpt(root: Path, source: dict[str, str]) -> Excerpt:
 
 
 def find(lines: Sequence[str], text: str, within: range, where: str) -> int:
-    """Return the number of the first line that contains the text."""
+    """Return the number of the first line that contains the text, counted from 1."""
     for i in within:
         if text in lines[i - 1]:
             return i
@@ -55,7 +56,7 @@ def find(lines: Sequence[str], text: str, within: range, where: str) -> int:
 
 
 def markdown(root: Path) -> str:
-    """Return all idioms in Markdown: a list of links, then a section per idiom."""
+    """Return all idioms in Markdown: a list of links, then one section per idiom."""
     idioms = read_idioms(root)
     parts = ["\n".join(f"- [{x['title']}](#{anchor(x['title'])})" for x in idioms)]
     for idiom in idioms:
@@ -71,5 +72,5 @@ def markdown(root: Path) -> str:
 
 
 def anchor(heading: str) -> str:
-    """Return the anchor that GitHub gives to a heading."""
+    """Return the anchor that GitHub generates for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
