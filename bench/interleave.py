@@ -25,7 +25,7 @@ class Settings:
     turns: int = 60  # maximum number of rounds; in a round, each program has one turn
     seconds: float = 1.0  # minimum duration of a turn, which ends with an iteration
     warm_up: int = 3  # iterations before the first turn; more if learning starts later
-    apart: bool = False  # start the programs one after the other, for a GPU: docs/benchmark.md
+    apart: bool = False  # start programs one after the other, for GPUs; see docs/benchmark.md
     cores: str = ""  # CPUs that the programs may use, such as 0 or 0,1; default all
     patience: float = 600.0  # seconds without an iteration after which a program counts as hanging
 
@@ -34,7 +34,7 @@ class Program(NamedTuple):
     name: str
     command: list[str]
     text: bytes  # appears in every progress line and nowhere else
-    pattern: str  # glob pattern of the file with the progress lines, in the folder of the race
+    pattern: str  # glob pattern of the file with the progress lines, in the race folder
     script: Path | None
     steps: int | None  # environment steps per progress line; scripts report them themselves
 
@@ -50,10 +50,10 @@ class Runner:
         self.patience = settings.patience
         self.output = folder / f"{number}.txt"
         self.file: Path | None = None  # contains the progress lines
-        self.position = 0  # in that file; everything before it was read
+        self.position = 0  # number of bytes of `file` that were read
         self.steps = program.steps
         self.last_step = 0
-        self.seen = time.perf_counter()  # the time of the last progress line
+        self.seen = time.perf_counter()  # time of the last progress line
         self.failure = ""
         pinned = ["taskset", "--cpu-list", settings.cores] if settings.cores else []
         # By default JAX reserves three quarters of the GPU memory for one program.
@@ -69,7 +69,7 @@ class Runner:
             )
 
     def take_turn(self, seconds: float) -> tuple[int, float]:
-        """Run for this long or longer; return the number of iterations and their duration.
+        """Run for at least `seconds`; return the number of iterations and their duration.
 
         The first iteration of a turn is not counted, because it started in an earlier turn and may
         have continued on a GPU while the program was paused.
@@ -86,7 +86,7 @@ class Runner:
         return iterations, self.seen - start
 
     def wait_for_lines(self) -> int:
-        """Return the number of iterations that finished, at least one unless the program failed."""
+        """Wait for iterations to finish; return their number, which is 0 if the program failed."""
         while not (new := self.poll()) and not self.failure:
             time.sleep(POLL)
         return new
@@ -143,7 +143,7 @@ class Interleaved:
         self.runners: list[Runner] = []
 
     def start(self, programs: list[Program]) -> None:
-        """Start the programs, and pause each after its warm-up; raise OSError if one cannot run."""
+        """Start the programs; pause each after its warm-up. Raise OSError if one cannot start."""
         for number, program in enumerate(programs):
             self.runners.append(Runner(program, number, self.folder, self.mark, self.settings))
             if self.settings.apart:

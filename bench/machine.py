@@ -1,4 +1,4 @@
-"""Describe the machine: everything except the program that affects its running time.
+"""Describe the machine: everything that affects running times, except the program itself.
 
     RUN_INFO=$(python -m bench.machine ppo_linen.py) python ppo_linen.py
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-TIMEOUT = 10  # seconds for a tool to answer; nvidia-smi may hang
+TIMEOUT = 10  # seconds to wait for a tool; nvidia-smi may hang
 # Environment variables that set the number of threads.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -64,7 +64,7 @@ def cpu_quota() -> float | None:
 
 
 def gpu() -> tuple[str | None, str | None]:
-    """Return the driver and the name of the first GPU."""
+    """Return the driver version and the name of the first GPU."""
     query = "--query-gpu=driver_version,name"
     text = output("nvidia-smi", "--format=csv,noheader", query) or ""
     driver, _, name = text.partition("\n")[0].partition(", ")
@@ -72,7 +72,7 @@ def gpu() -> tuple[str | None, str | None]:
 
 
 def git_commit(script: Path) -> str | None:
-    """Return the commit of a script, plus -dirty if files differ; None if it is not in git."""
+    """Return the commit of a script, with -dirty if files were changed; None if not in git."""
     git = ("git", "-C", str(script.parent))
     if output(*git, "ls-files", "--error-unmatch", script.name) is None:
         return None
@@ -92,14 +92,14 @@ def hash_of(file: str) -> str | None:
 
 
 def describe() -> dict[str, Any]:
-    """Return everything that does not depend on the script."""
+    """Return all values that do not depend on the script."""
     driver, gpu_name = gpu()
     boot = hash_of("/proc/sys/kernel/random/boot_id")
     return {
         "python": platform.python_version(),
         "os": platform.platform(),
         "machine": hash_of("/etc/machine-id") or boot,  # a container may have no machine-id
-        "boot": boot,  # clones of a machine share its id
+        "boot": boot,  # differs between cloned machines, which share a machine-id
         "cpu": cpu(),
         "cores": psutil.cpu_count(logical=False),
         "cpu_quota": cpu_quota(),

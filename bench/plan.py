@@ -2,9 +2,10 @@
 
     python -m bench.plan PROGRAM FOLDER FILE [arguments of benchmark.sh]
 
-PROGRAM is benchmark.sh as it was called, in FOLDER. The first line of FILE contains the number of
-missing runs and the GPUs, the second line the command line, and the third line the Plan. With
---list, --count or --dry-run, FILE stays empty and the answer is printed.
+PROGRAM is the path with which benchmark.sh was called, and FOLDER is the working directory of the
+call. The first line of FILE contains the number of missing runs and the GPUs, the second line the
+command line, and the third line the Plan. With --list, --count or --dry-run, FILE stays empty and
+the result is printed.
 
 The first argument of benchmark.sh may name a study; docs/benchmark.md describes its grid.toml.
 """
@@ -60,21 +61,21 @@ try:
 except ValueError as error:  # a CatalogError, whose class may not be imported yet
     fail(str(error))
 
-# A name with a slash cannot be part of the name of a run.
+# Run names cannot contain a slash.
 KNOWN = [x for x in ENVIRONMENTS if "/" not in x]
 ALL = [
     name
     for name in KNOWN
     if (ENVIRONMENTS[name]["library"], ENVIRONMENTS[name]["actions"]) == ("gymnax", "discrete")
 ]
-NETWORKS = SIZES | {"default": []}  # units per hidden layer; default keeps those of the script
+NETWORKS = SIZES | {"default": []}  # units per hidden layer; "default" is the script's default
 
 # === Studies ====================================================================================
 # Each description completes the sentence "NAME must be".
 Count = Annotated[int, Field(gt=0, lt=10**9, description="a positive integer")]
 Counts = Annotated[list[Count], Field(min_length=1, description="a list of positive integers")]
 Text = Annotated[str, Field(pattern=r"^\PC*[^\pC\pZ]\PC*$", description="one line of text")]
-Texts = Annotated[list[Text], Field(min_length=1, description="a list of texts")]
+Texts = Annotated[list[Text], Field(min_length=1, description="a list of strings")]
 Name = Annotated[
     str,
     Field(
@@ -91,7 +92,7 @@ Flags = Annotated[
 
 
 class Options(BaseModel):
-    """Keys of grid.toml that apply to all runs, or to those of one [[runs]]."""
+    """Keys in grid.toml that apply to all runs, or to the runs in one [[runs]] table."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     scripts: Texts = []
@@ -102,9 +103,9 @@ class Options(BaseModel):
     label: Name = ""
     repeats: Count = 1
     iterations: Count = 100
-    steps: Count = 0  # environment steps per iteration; 0 means as in scripts.toml
-    devices: Count = 0  # per run
-    seconds: Count = 0  # 0 means an estimate
+    steps: Count = 0  # environment steps per iteration; 0 means the value in scripts.toml
+    devices: Count = 0  # number of devices per run; 0 means the default
+    seconds: Count = 0  # expected duration of a run; 0 means an estimate
     wrapper: Name = ""  # a module that runs the script
     seeds: Counts = [1]
     seed_stride: Count = 1  # difference between the seeds of two successive repeats
@@ -125,7 +126,7 @@ class Study(Options):
 class Row(Options):
     """A [[runs]] table with all its options, from the table, its study and the command line."""
 
-    where: str  # the start of error messages about it
+    where: str  # prefix of error messages about the table
     shuffle: str
     has_iterations: bool  # whether the table itself sets iterations
 
@@ -175,7 +176,7 @@ def read_study(study: str, args: argparse.Namespace) -> Grid:
 
 
 def make_row(where: str, options: dict[str, Any], study: Study, args: argparse.Namespace) -> Row:
-    """Complete the options of a [[runs]] with those of its study and of the command line."""
+    """Complete the options of a [[runs]] table from its study and the command line."""
     row = Row.model_construct(**(study.model_dump() | options))
     row.where = where
     for key in ("scripts", "envs", "sizes"):
@@ -265,12 +266,12 @@ def check_gpus(gpus: list[str]) -> None:
         if not line:
             fail(f"--gpus must be numbers or UUIDs that 'nvidia-smi -L' lists, not '{gpu}'.")
         if line in seen:
-            fail(f"--gpus must name each GPU once, but '{gpu}' is there twice.")
+            fail(f"--gpus must name each GPU once, but '{gpu}' is listed twice.")
         seen.append(line)
 
 
 def check_runs_dir(folder: Path) -> None:
-    """Fail unless the folder, or the one that it would be created in, is writable."""
+    """Fail unless the folder, or the existing folder in which it would be created, is writable."""
     while not os.path.lexists(folder):
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
@@ -301,7 +302,7 @@ def custom_grid(args: argparse.Namespace) -> Grid:
 
 # === Scripts ====================================================================================
 def default_env(scripts: list[str]) -> str:
-    """Return an environment for all of the scripts."""
+    """Return an environment that suits all scripts; fail if there is none."""
     known = [x for x in scripts if full_name(x) in SCRIPTS]
     continuous = [x for x in known if is_continuous(full_name(x))]
     if not continuous:
@@ -326,16 +327,16 @@ def name_of(text: str, programs: dict[str, list[str]]) -> str:
     if path.suffix != ".py" or not os.path.isfile(path):
         fail(f"--scripts: '{text}' is neither a script of this project nor the path of a file")
     if not re.fullmatch(r"\w+", name, re.ASCII):
-        fail(f"--scripts: runs are named after '{name}', so it must be of letters, digits and _")
+        fail(f"--scripts: runs are named after '{name}', so use only letters, digits and _")
     if programs.setdefault(name, [str(path)]) != [str(path)]:
         fail(f"--scripts: '{path}' and '{programs[name][0]}' have the same name")
     return name
 
 
 def full_name(short: str) -> str:
-    """Return the name of a script in scripts.toml.
+    """Return the name in scripts.toml for the short name of a script.
 
-    Names of runs omit the ppo_, and linen-none is ppo_linen without compilation.
+    Short names omit the prefix ppo_, and linen-none is ppo_linen without compilation.
     """
     return short if short in SCRIPTS else f"ppo_{short.removesuffix('-none')}"
 
@@ -348,7 +349,7 @@ def path_of(short: str) -> str:
 
 
 def steps_of(short: str) -> int:
-    """Return steps per iteration; custom scripts should match the first of their algorithm."""
+    """Return steps per iteration; a custom script counts as the first script of its algorithm."""
     if full_name(short) in SCRIPTS:
         return SCRIPTS[full_name(short)]["steps"]
     rows = list(SCRIPTS.values())
@@ -357,7 +358,7 @@ def steps_of(short: str) -> int:
 
 # === Runs =======================================================================================
 def expand(grid: Grid, args: argparse.Namespace) -> list[Run]:
-    """Return all runs, shuffled within blocks by --seed."""
+    """Return all runs, shuffled within blocks with the seed in --seed."""
     runs: dict[str, Run] = {}
     for repeat in range(1, grid.repeats + 1):
         for row in grid.rows:
@@ -396,7 +397,7 @@ def make_run(
     name = "__".join(filter(None, [*parts, f"{row.iterations}it", f"seed{seed}"]))
 
     words = list(grid.programs.get(script) or [path_of(script)])
-    settings = []  # of the command `env`
+    settings = []  # arguments of the `env` command
     # A script looks for custom environments in the working directory.
     if ":" in env and Path.cwd() != ROOT:
         settings.append(f"--chdir={Path.cwd()}")
@@ -405,10 +406,10 @@ def make_run(
     if not is_compiled:
         settings.append("JAX_DISABLE_JIT=1")
     if row.devices and SCRIPTS[full_name(script)]["framework"] == "torch":
-        # --standalone finds a free port, so several runs can be made at the same time.
+        # --standalone finds a free port, so several runs can execute at the same time.
         launch = ["-m", "torch.distributed.run", "--standalone"]
         words = [*launch, f"--nproc-per-node={row.devices}", *words]
-    elif row.devices:  # on a CPU; JAX uses all the GPUs that it sees
+    elif row.devices:  # has an effect only on the CPU; JAX always uses all visible GPUs
         settings.append(f"JAX_NUM_CPU_DEVICES={row.devices}")
     if row.wrapper:
         words = ["-m", row.wrapper, *words]
@@ -426,7 +427,7 @@ def make_run(
         words.append("--track")
     runs_dir = args.runs_dir
     if name.startswith("warmup__"):
-        runs_dir /= ".benchmark/warmup"  # the report does not look there
+        runs_dir /= ".benchmark/warmup"  # ignored by the report
     runner = ["env", *settings, sys.executable] if settings else [sys.executable]
     words += ["--runs-dir", as_argument(runs_dir), "--run-name", name]
     return Run(

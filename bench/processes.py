@@ -1,8 +1,8 @@
-"""Pause, resume and end all processes of a program, wherever they are.
+"""Pause, resume and end all processes of a program.
 
-The processes of a program inherit an environment variable, the mark. So they are found even if
-their parent has ended or they have started a new session. The mark "a" also finds the processes
-with the marks "a.1" and "a.2".
+All processes of a program inherit an environment variable, the mark. This module therefore finds
+them even if their parent has ended or they have started a new session. The mark "a" also finds the
+processes with the marks "a.1" and "a.2".
 """
 
 import os
@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 MARK = "BENCH_MARK"  # the environment variable
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end a program
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by default these end a program
 
 
 def new_mark() -> str:
@@ -27,7 +27,7 @@ def new_mark() -> str:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return the processes with a mark; zombies have no environment."""
+    """Return the processes with a mark, except zombies, which have no environment."""
     found = []
     for process in psutil.process_iter(["environ"]):
         value = (process.info["environ"] or {}).get(MARK, "")
@@ -37,7 +37,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def pause(mark: str) -> None:
-    """Pause the processes, and any that they start in the meantime."""
+    """Pause the marked processes, and any that they start in the meantime."""
     paused: set[psutil.Process] = set()
     while new := set(marked(mark)) - paused:
         for process in new:
@@ -53,14 +53,14 @@ def resume(mark: str) -> None:
 
 
 def end(mark: str, seconds: float = 0) -> None:
-    """Kill the processes; with seconds, first send SIGTERM to the programs and wait that long."""
+    """Kill the marked processes; if seconds > 0, first send SIGTERM to programs and wait."""
     if seconds:
         processes = [x for x in marked(mark) if leads_session(x)]
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
         psutil.wait_procs(processes, timeout=seconds)
-    for _ in range(200):  # a process in a device driver cannot be killed
+    for _ in range(200):  # not forever, because a process in a device driver cannot be killed
         left = marked(mark)
         for process in left:
             with suppress(psutil.Error):
@@ -77,7 +77,7 @@ def leads_session(process: psutil.Process) -> bool:
 
 
 def end_on_signals(mark: str) -> None:
-    """When a signal arrives, end the processes with the mark and this process."""
+    """Install signal handlers that end the marked processes and this process."""
 
     def stop(number: int, _: Any) -> None:
         for other in SIGNALS:
@@ -93,7 +93,7 @@ def end_on_signals(mark: str) -> None:
 class Guard:
     """A process that ends the marked processes when this process has ended, even by SIGKILL.
 
-    It also deletes the folder, if one is given.
+    The guard also deletes the folder, if one is given.
     """
 
     def __init__(self, mark: str, seconds: float = 0, folder: Path | None = None) -> None:
@@ -101,11 +101,11 @@ class Guard:
         self.process = subprocess.Popen(
             [sys.executable, "-P", __file__, *self.arguments],
             stdin=subprocess.PIPE,  # closed when this process ends
-            start_new_session=True,  # the end of the terminal does not end the guard
+            start_new_session=True,  # closing the terminal does not end the guard
         )
 
     def close(self) -> None:
-        """End the processes now."""
+        """End the marked processes now."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         if self.process.wait() != 0:  # the guard was killed

@@ -1,11 +1,11 @@
-"""Make one run of a plan, in a fresh process: python -m bench.run PLAN NUMBER GPU DRIVER [wait]
+"""Execute one run of a plan in a new process: python -m bench.run PLAN NUMBER GPU DRIVER [wait]
 
 benchmark.sh calls this for each run. NUMBER counts the missing runs of the plan from 0, GPU is "-"
 if no GPU is assigned to the run, and DRIVER is the process id of benchmark.sh.
 
 Locks ensure that only one run at a time uses a GPU, or the machine if it has no GPU, and that two
-calls of benchmark.sh never make the same run. The run inherits the locks, so they last as long as
-the run, even if benchmark.sh is killed. No run starts after benchmark.sh has ended.
+calls of benchmark.sh never execute the same run. The run inherits the locks, so they last as long
+as the run, even if benchmark.sh is killed. No run starts after benchmark.sh has ended.
 """
 
 import errno
@@ -28,7 +28,7 @@ from bench.machine import describe, git_commit
 
 # Exit statuses. 0 means that the run is complete or its failure was reported.
 NO_MORE_RUNS = 74  # the disk is full, or benchmark.sh was killed
-BUSY = 75  # another process is making this run
+BUSY = 75  # another process is executing this run
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Run:
     key: str  # the text that --only searches
     block: list[Any]  # runs are shuffled within a block
     seconds: int  # rough duration, on two idle cores
-    line: int = 0  # in the list of runs, from 1
+    line: int = 0  # line number in the list of runs, from 1
     gpu: str = ""
 
     @property
@@ -83,15 +83,15 @@ class Run:
 class Plan:
     """Everything that a call of benchmark.sh will do."""
 
-    invocation: str  # the command that continues it
+    invocation: str  # command line that continues the plan
     runs_dir: str
     started: float  # time.time()
-    end: str  # arguments of Python at the end, in which RUNS is the folder of the runs
+    end: str  # Python arguments to run at the end; RUNS stands for the folder of the runs
     track: bool
     report: bool
     notes: str
     runs: list[Run]
-    missing: list[int]  # positions of the runs that were not complete at the start
+    missing: list[int]  # indices of the runs that were not complete at the start
 
     def write(self, path: str, gpus: str) -> None:
         """Write the plan, below two lines for benchmark.sh."""
@@ -106,7 +106,7 @@ class Plan:
         return Plan(**(values | {"runs": [Run(**x) for x in values["runs"]]}))
 
     def progress(self) -> str:
-        """Return the number of complete runs, and roughly how long the others will take."""
+        """Return a text with the number of complete runs and the estimated remaining time."""
         seconds = time.time() - self.started
         missing = sum(not self.runs[i].is_done() for i in self.missing)
         text = f"{len(self.runs) - missing}/{len(self.runs)} done, {clock(seconds)}"
@@ -123,7 +123,7 @@ def clock(seconds: float) -> str:
 
 # === Files ======================================================================================
 def log_event(runs_dir: str, **event: Any) -> None:
-    """Append a line to the log in one call, since other drivers may write at the same time."""
+    """Append a line to the log in one call, because other drivers may write at the same time."""
     now = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "load": os.getloadavg()}
     line = json.dumps(now | event).encode() + b"\n"
     with open(f"{runs_dir}/benchmark.jsonl", "ab+", buffering=0) as log:
@@ -136,7 +136,7 @@ def log_event(runs_dir: str, **event: Any) -> None:
 
 def check_room(run: Run) -> None:
     """Raise OSError if a run could not write its files."""
-    # The name is fixed, so the next call removes the file of a killed process.
+    # The name is fixed, so that the next call removes a file that a killed process left behind.
     space = run.state / "space"
     try:
         space.write_bytes(bytes(1_000_000))
@@ -145,7 +145,10 @@ def check_room(run: Run) -> None:
 
 
 def lock(file: IO[bytes], holder: str) -> bool:
-    """Lock a file; if it is locked, print the holder and wait, or give up if holder is empty."""
+    """Lock a file and return True. If another process has locked it, print `holder` and wait.
+
+    If holder is empty, return False instead of waiting.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -174,7 +177,7 @@ def environment_of(run: Run, notes: str) -> dict[str, str]:
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
-    environment.setdefault("WANDB_FINISH_TIMEOUT", "60")  # seconds to wait for a lost server
+    environment.setdefault("WANDB_FINISH_TIMEOUT", "60")  # seconds to wait for a server
     if notes:
         environment["WANDB_NOTES"] = notes
     if "--track" in run.command:
@@ -192,7 +195,7 @@ def wandb_mode() -> str:
 
 
 def make(run: Run, plan: Plan, output: IO[bytes], gpu_lock: IO[bytes]) -> None:
-    """Make the run, and report its start and its end."""
+    """Execute the run, and log its start and its end."""
     check_room(run)
     environment = environment_of(run, plan.notes)
     mode = environment["WANDB_MODE"] if "--track" in run.command else ""
@@ -209,7 +212,7 @@ def make(run: Run, plan: Plan, output: IO[bytes], gpu_lock: IO[bytes]) -> None:
     output.truncate(0)
     start = time.monotonic()
     process = subprocess.Popen(
-        # A new process group, which Ctrl-C in a terminal does not reach.
+        # timeout creates a process group, so Ctrl-C in a terminal does not reach the run.
         ["timeout", "--kill-after=10", str(run.timeout), *command],
         env=environment | {"RUN_INFO": json.dumps(info)},
         stdin=subprocess.DEVNULL,
@@ -249,8 +252,8 @@ def report_failure(run: Run, event: dict[str, Any], output: IO[bytes]) -> None:
 
 
 def wait_and_make(run: Run, plan: Plan, driver: int, wait: bool) -> int:
-    """Make the run when its GPU is free, unless it is complete by then; return the status."""
-    # One lock per machine, user and GPU. Slurm jobs never share a GPU, although they reuse names.
+    """Execute the run when its GPU is free, unless it is complete by then; return the status."""
+    # One lock per machine, user and GPU. Slurm jobs do not share GPUs, but see equal GPU numbers.
     job, gpus = (os.environ.get(x, "") for x in ("SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"))
     gpu_file = os.environ.get("TMPDIR") or "/tmp"
     gpu_file += f"/ppo-benchmark.{os.getuid()}.{job}.{gpus}.lock"

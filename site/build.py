@@ -60,7 +60,7 @@ Line = list[tuple[str, str]]  # CSS classes and texts
 
 
 class BuildError(Exception):
-    """Something that the page needs is missing."""
+    """Raised if the page cannot be built; the message names what is missing or invalid."""
 
 
 # === Scripts ====================================================================================
@@ -70,7 +70,7 @@ def letter_of(kind: _TokenType) -> str:
 
 @cache  # many scripts have the same section
 def highlight(code: str) -> list[Line]:
-    """Return code as lines of tokens; adjacent tokens of one class are merged."""
+    """Return code as lines of tokens; adjacent tokens with the same class are merged."""
     lines: list[Line] = [[]]
     for kind, text in PythonLexer(stripnl=False).get_tokens(code):
         letter = letter_of(kind)
@@ -103,7 +103,7 @@ def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
         sections = []
         for title, start, code in split((root / file).read_text(encoding="utf-8")):
             if BETWEEN in code:
-                raise BuildError(f"{file} has {BETWEEN}, which stands between tokens")
+                raise BuildError(f"{file} contains {BETWEEN}, which separates tokens")
             packed = [BETWEEN.join(letter + text for letter, text in x) for x in highlight(code)]
             lines = [numbers.setdefault(x, len(numbers)) for x in packed]
             sections.append({"title": title, "start": start, "lines": lines})
@@ -142,9 +142,9 @@ def prose(text: str) -> Markup:
 
 # === Idioms =====================================================================================
 def read_excerpts(root: Path, sources: list[dict[str, str]], link: str) -> list[dict[str, Any]]:
-    """Return the excerpts of a framework for idioms.html, with links to their files.
+    """Return the excerpts for one framework, for idioms.html, with links to their files.
 
-    Only the last of several successive excerpts from one function has a link.
+    Of several successive excerpts from one function, only the last has a link.
     """
     shown = []
     for i, source in enumerate(sources):
@@ -152,7 +152,7 @@ def read_excerpts(root: Path, sources: list[dict[str, str]], link: str) -> list[
         made: dict[str, Any] = {"lines": [line_of(x) for x in highlight(code)]}
         places = [(x["file"], x["name"]) for x in sources[i : i + 2]]
         if len(set(places)) == len(places):
-            lines = f"#L{start}-L{end}" if link.startswith("http") else ""  # GitHub's
+            lines = f"#L{start}-L{end}" if link.startswith("http") else ""  # on GitHub
             made |= {"place": ", ".join(places[0]), "link": f"{link}/{source['file']}{lines}"}
         shown.append(made)
     return shown
@@ -181,12 +181,12 @@ def idioms_of(root: Path, link: str) -> list[dict[str, Any]]:
 class Cell(NamedTuple):
     """Runs that can be compared: one study, machine, environment, network and length."""
 
-    study: str  # its folder, relative to the project
+    study: str  # study folder, relative to the project
     runs: pd.DataFrame
 
 
 def read_cells(root: Path) -> list[Cell]:
-    """Return the cells of PPO runs in all studies, the largest first."""
+    """Return the cells with PPO runs in all studies, the largest first."""
     cells = []
     for path in sorted((root / "studies").rglob("runs.*")):
         if path.name not in runs.TABLES:
@@ -244,7 +244,8 @@ def pack(cell: Cell, link: str) -> dict[str, Any]:
 def read_outside(root: Path, link: str) -> list[dict[str, Any]]:
     """Return a cell per algorithm and network, measured in a very fast simulator outside JAX.
 
-    The page adds the time per step of the reader's environment. Empty without the simulators study.
+    The page adds the time per step of the environment that the reader enters. The list is empty
+    without the simulators study.
     """
     study = "studies/simulators"
     if not (root / study / "runs.csv").exists():
@@ -312,7 +313,7 @@ def digest(code: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("report/site.html"), help="file to write")
-    parser.add_argument("--link", help="address of the project's files; by default, on this disk")
+    parser.add_argument("--link", help="URL of the project; default: a path on this disk")
     args = parser.parse_args()
     link = args.link or os.path.relpath(ROOT, args.out.resolve().parent)
     try:

@@ -13,7 +13,7 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Notes and texts from studies are HTML that the build has escaped.
+// Return an element with HTML from the build, which has escaped all notes and texts from studies.
 function prose(tag, html, attributes = {}) {
   const made = element(tag, attributes);
   made.innerHTML = html;
@@ -24,12 +24,12 @@ function prose(tag, html, attributes = {}) {
 const STEPS = [51200, 102400, 204800, 409600, 819200, 1638400, 3276800, 6553600, 13107200];
 const COSTS = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].map((x) => x * 1e-6); // seconds
 
-// A run is [repeat, seconds per iteration, seconds of the complete run]. The time beyond its iterations
-// is overhead: imports, compilation, slower first iterations.
+// A run is [repeat, seconds per iteration, seconds of the complete run]. The time that steady iterations
+// do not explain is overhead: imports, compilation, slower first iterations.
 const once = (run, cell) => run[2] - cell.iterations * run[1];
 const seconds = (run, cell, steps, cost) => once(run, cell) + (steps / cell.batch) * run[1] + steps * cost;
 
-// Geometric mean with Student's 95% interval of the logarithms; no interval without repeats.
+// Geometric mean with a 95% t interval, computed from the logarithms; no interval without repeats.
 function geometric(values) {
   const logs = values.map(Math.log);
   const mean = logs.reduce((a, b) => a + b, 0) / logs.length;
@@ -39,7 +39,7 @@ function geometric(values) {
   return { mean: Math.exp(mean), low: Math.exp(mean - half), high: Math.exp(mean + half) };
 }
 
-// The scripts of a cell, fastest first, with their ratios to the fastest; runs are paired by repeat.
+// The scripts in a cell, fastest first, with their ratios to the fastest; runs are paired by repeat.
 function count(cell, secondsOf) {
   const rows = cell.modes.map((mode) => {
     const values = new Map(mode.runs.map((run) => [run[0], secondsOf(run)]));
@@ -67,7 +67,7 @@ function duration(s) {
 
 const inWords = (names) => names.join(", ").replace(/, ([^,]*)$/, " or $1");
 
-// JAX, PyTorch, or the library of a script.
+// Return "JAX", "PyTorch", or the name of another library.
 const LIBRARIES = { sb3: "Stable-Baselines3", sbx: "SBX" };
 function familyOf({ name, framework }) {
   if (framework === "torch") return "PyTorch";
@@ -172,7 +172,7 @@ function showAnswer() {
 function cellName(cell) {
   const repeats = Math.max(...cell.modes.map((x) => x.runs.length));
   const seeds = repeats > 1 ? `${repeats} seeds` : "1 seed";
-  return `${cell.env}: ${cell.modes.length} programs, ${seeds} of ${cell.iterations} iterations (${cell.study})`;
+  return `${cell.env}: ${cell.modes.length} programs, ${seeds}, ${cell.iterations} iterations (${cell.study})`;
 }
 
 // Outside JAX: the same formula, from runs in an environment with very fast steps.
@@ -183,7 +183,7 @@ function showOutside() {
   const rows = count(cell, (run) => seconds(run, cell, steps, microseconds * 1e-6));
   const env = `an environment outside JAX with ${microseconds.toLocaleString("en")} µs per step`;
   const share = duration(steps * microseconds * 1e-6);
-  $("outside-sentence").innerHTML = `${sentenceOf(rows, steps, { env })} <small>The environment takes ${share} of it.</small>`;
+  $("outside-sentence").innerHTML = `${sentenceOf(rows, steps, { env })} <small>The environment takes ${share} of this time.</small>`;
   bars($("outside-bars"), rows);
   for (const id of ["batch", "measured"]) $(`outside-${id}`).textContent = cell[id].toLocaleString("en");
   $("outside-study").innerHTML = `<a href="${cell.link}">${cell.study}</a> at commit ${cell.commit} on ${cell.device}`;
@@ -246,7 +246,7 @@ function weighLines(a, b) {
   return alike >= ALIKE ? 2 * alike : 0.01;
 }
 
-// A flag per character of line a: whether it is not in line b.
+// Return a flag per character in line a: true if the character is not in line b.
 function marks(a, b) {
   const flags = [];
   const pairs = align(wordsOf[a], wordsOf[b], (x, y) => (x === y ? x.length : 0));
@@ -311,7 +311,7 @@ function tokensOf(id, other) {
 function cellOf(row, k, parts) {
   const id = row.ids[k];
   if (id === null) return element("td", { class: "none" });
-  // Marked relative to the first script; the first script relative to the next one that differs.
+  // Marks show differences from the first script, and in the first script from the next that differs.
   const other = k ? row.ids[0] : row.ids.find((x) => x !== null && x !== id) ?? null;
   const kind = row.same ? "" : `new column${k}`;
   const cell = element("td", { class: kind, "data-line": parts[k].start + row.at[k] }, ...tokensOf(id, other));
@@ -354,7 +354,7 @@ function foldOf(rows, parts) {
     const shown = trs(rows, parts);
     line.replaceWith(...shown);
     shown[0].cells[0].tabIndex = -1;
-    shown[0].cells[0].focus(); // where the button was
+    shown[0].cells[0].focus(); // the button had the focus and is gone
   });
   return line;
 }
@@ -382,7 +382,7 @@ function tableOf(parts, rows) {
 
 const slug = (title) => title.replaceAll(" ", "-");
 
-// A section of the chosen scripts, and the number of different lines for the map.
+// Return a section of the chosen scripts, and the number of different lines for the map.
 function sectionOf(title, names) {
   const parts = names.flatMap((name) => {
     const found = DATA.scripts[name].sections.find((x) => x.title === title);

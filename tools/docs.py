@@ -4,10 +4,10 @@
     python -m tools.docs --check    # only check; exit 1 if a page is out of date
 
 A generated block starts with a comment such as <!-- answer of studies/cpu in CartPole-v1 --> and
-ends with <!-- end -->. Do not edit the text between them. The block for a race of a study is
-<!-- race of studies/x/races.jsonl in NAME -->. A study can define more blocks in the dict BLOCKS of
-its study.py. The remaining blocks come from scripts.toml (matrix, tables), from scripts (diffs) and
-from site/idioms.toml.
+ends with <!-- end -->. Do not edit the text between them. The block for a race in a study starts
+with <!-- race of studies/x/races.jsonl in NAME -->. A study can define more blocks, in the dict
+BLOCKS in its study.py. The remaining blocks come from scripts.toml (matrix, tables), from scripts
+(diffs) and from site/idioms.toml.
 """
 
 import argparse
@@ -37,14 +37,14 @@ BLOCK = re.compile(
     r"(?: over (?P<baseline>\S+))? -->\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
-COLUMNS = ("linen", "nnx", "equinox", "torch", "torch_compile")  # of the scripts' matrix
+COLUMNS = ("linen", "nnx", "equinox", "torch", "torch_compile")  # columns of the script matrix
 
 
 @cache
 def experiment_of(source: str, where: str | None) -> Experiment:
-    """Return the largest experiment of a source, where each word is an environment, size or length.
+    """Return the largest experiment in a source, restricted by the words in `where`.
 
-    A length is a number of iterations, such as 100it.
+    A word is an environment, a network size or a number of iterations, such as 100it.
     """
     data = load(ROOT / source)
     for word in (where or "").split():
@@ -95,7 +95,7 @@ def lines_table(names: list[str], baseline: str) -> str:
 
 
 def scripts_matrix() -> str:
-    """Return a row for each setting, with links to its scripts in a column for each framework."""
+    """Return a table of links to scripts, with a row per setting and a column per framework."""
     titles = ["setting", "files", "Linen", "NNX", "Equinox", "PyTorch", "PyTorch, compiled"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     settings: dict[tuple[str, str], list[str]] = {}
@@ -105,7 +105,7 @@ def scripts_matrix() -> str:
         setting = algorithm.upper()
         if kind != "plain":
             setting += f", {kind.replace('continuous', 'continuous actions')}"
-        # The text of a link is the name without the prefix and suffix that the row has in common.
+        # Link texts omit the prefix and suffix that all names in the row share.
         words = [name.split("_") for name in names]
         begin = "".join(f"{x}_" for x in shared(words))
         end = "".join(f"_{x}" for x in reversed(shared([x[::-1] for x in words])))
@@ -127,7 +127,7 @@ def shared(lists: list[list[str]]) -> list[str]:
 
 
 def diff(old: str, new: str, functions: list[str]) -> str:
-    """Return the lines of some functions that differ between two scripts, as a code block."""
+    """Return the lines of the functions that differ between two scripts, as a code block."""
     lines = []
     for name in functions:
         before, after = (function(script, name).splitlines() for script in (old, new))
@@ -137,7 +137,7 @@ def diff(old: str, new: str, functions: list[str]) -> str:
 
 
 def blocks_of_study(source: str) -> dict[str, Callable[[Path], Table | Text]]:
-    """Return the blocks that the study of a source defines."""
+    """Return the functions that compute the blocks of a study, by block name."""
     folder = Path(*Path(source).parts[:2])
     if not (ROOT / folder / "study.py").exists():
         return {}
@@ -166,7 +166,7 @@ def write(check: bool) -> int:
         if new != text:
             texts[path] = new
     stale = [str(path.relative_to(ROOT)) for path in texts]
-    if not check:  # only if no block failed
+    if not check:  # write only after all blocks succeeded
         for path, new in texts.items():
             path.write_text(new)
     what = "out of date; run python -m tools.docs" if check else "written"

@@ -16,7 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.draw")
     add = parser.add_argument
     add("folder", type=Path, help="studies/NAME")
-    add("runs", type=Path, nargs="?", help="folder of runs; default the data of the study")
+    add("runs", type=Path, nargs="?", help="folder with runs; default the data in the study")
     add(
         "--out",
         type=Path,

@@ -48,13 +48,13 @@ CONTINUOUS_IN_GYMNASIUM = scripts("ppo", "continuous, Gymnasium")
 CONTINUOUS_SCRIPTS = (*CONTINUOUS_IN_GYMNAX, *CONTINUOUS_IN_GYMNASIUM)
 IMAGE_SCRIPTS = scripts("ppo", "images")
 IMAGES_IN_TORCH = scripts("ppo", "images", "torch")
-# A script with environments in JAX, and the same with environments in Gymnasium.
+# Pairs of scripts that differ only in the environments: in JAX and in Gymnasium.
 PPO_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in GYMNASIUM_SCRIPTS]
 CONTINUOUS_PAIRS = [(x, f"{x}_gymnasium") for x in CONTINUOUS_IN_GYMNAX if f"{x}_gymnasium" in ROWS]
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
 SAC_PAIRS = [(x, f"{x}_gymnasium") for x in scripts("sac", "plain")]
 TORCH_PAIR = PPO_PAIRS[1]
-# PPO with discrete actions, without memory and without images, by framework.
+# PPO scripts for discrete actions, without recurrent policies and images, by framework.
 OTHERS = (*RNN_SCRIPTS, *CONTINUOUS_SCRIPTS, *IMAGE_SCRIPTS)
 IN_LINEN = but(scripts("ppo", "linen"), *OTHERS)
 IN_NNX = but(scripts("ppo", "nnx"), *OTHERS)
@@ -64,7 +64,7 @@ IN_JAX = (*IN_LINEN, *IN_NNX, *IN_EQUINOX)
 RNN_IN_JAX = but(RNN_SCRIPTS, *scripts("torch"))
 CONTINUOUS_IN_JAX = but(CONTINUOUS_SCRIPTS, *scripts("torch"))
 CONTINUOUS_IN_TORCH = but(CONTINUOUS_SCRIPTS, *CONTINUOUS_IN_JAX)
-# Eager and compiled.
+# The eager and the compiled script.
 ROBOTS_IN_TORCH = but(CONTINUOUS_IN_TORCH, *CONTINUOUS_IN_GYMNAX)
 
 # Section -> groups of scripts with the same text; the first script represents its group.
@@ -155,7 +155,7 @@ SHARED = {
     "Run log": [(*PPO_SCRIPTS, *DQN_SCRIPTS, *SAC_SCRIPTS)],
     "Run logs": [VMAP_SCRIPTS],
 }
-# In PyTorch scripts, the section Environment ends with functions that share arrays with JAX.
+# In PyTorch scripts, the Environment section ends with functions that share arrays with JAX.
 HAND_OVER = re.compile(r"^def to_torch.*\Z", flags=re.MULTILINE | re.DOTALL)
 
 
@@ -168,7 +168,7 @@ def read(script: str) -> str:
 
 
 def sections(text: str) -> dict[str, str]:
-    """Return the text below each banner, by the name of the section."""
+    """Return the text below each banner, by section name."""
     parts = BANNER.split(text)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -187,7 +187,7 @@ def shared_part(script: str, section: str) -> str:
 
 
 def group_of(script: str, section: str) -> tuple[str, ...]:
-    """Return the scripts that share the section with this one, or none if it is not shared."""
+    """Return the scripts with the same section, including `script`, or () if it is not shared."""
     return next((group for group in SHARED.get(section, []) if script in group), ())
 
 

@@ -92,7 +92,7 @@ def project(tmp_path):
         ("--scripts other/mine.py,mine.py", "have the same name"),
         ("--only never", "no command matches --only 'never'"),
         ("--only (", "--only: must be a regular expression, not '('"),
-        ("--gpus 0,GPU-51b2d9a0-6f6b", "'GPU-51b2d9a0-6f6b' is there twice"),
+        ("--gpus 0,GPU-51b2d9a0-6f6b", "'GPU-51b2d9a0-6f6b' is listed twice"),
         ("--runs-dir dangling --dry-run", "'dangling' is not"),
         ("--scripts equinox", "scripts.toml lists ppo_equinox, but ppo_equinox.py does not exist"),
         ("mine --iterations 5", "all runs of studies/mine/grid.toml set their iterations"),

@@ -261,7 +261,7 @@ def test_times_outside_jax_depend_on_the_duration_of_a_step(visit):
     page = visit()
     said = page.locator("#outside-sentence")
     assert "819,200 steps of an environment outside JAX with 300 µs per step" in said.inner_text()
-    assert "The environment takes 4.10 min of it." in said.inner_text()
+    assert "The environment takes 4.10 min of this time." in said.inner_text()
 
     def seconds():
         rows = page.locator("#outside-bars .row").all_inner_texts()
