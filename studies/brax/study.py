@@ -65,7 +65,7 @@ def gain(path: Path) -> Text:
         gains[name] = interval(*stats.geometric_mean((steps[most] / steps[fewest]).to_numpy()))
     return Text(
         f"Going from {fewest} to {most:,} environments multiplies the steps per second of our "
-        f"script by {gains['ours']} and those of brax by {gains['others']}."
+        f"script by {gains['ours']} and the steps per second of brax by {gains['others']}."
     )
 
 
