@@ -479,11 +479,12 @@ class Storage(NamedTuple):
     obs: jax.Array  # (T, N, *obs_shape) uint8, what the policy saw
     action: jax.Array  # (T, N) int32
     logprob: jax.Array  # (T, N)
+    value: jax.Array  # (T, N), V(obs)
+    next_value: jax.Array  # (T, N), V(next_obs), where next_obs is before any restart
     reward: jax.Array  # (T, N); this and the fields below result from the action
     terminated: jax.Array  # (T, N) bool
     truncated: jax.Array  # (T, N) bool
     restart: jax.Array  # (T, N) bool; in Atari, a lost life sets terminated but not restart
-    next_obs: jax.Array  # (T, N, *obs_shape) uint8, before any restart
     episode_return: jax.Array  # (T, N), including this step
     episode_length: jax.Array  # (T, N)
 
@@ -500,28 +501,37 @@ class Batch(NamedTuple):
 
 
 # === Rollout ====================================================================================
-def rollout(policy_fn, params, obs, key, env: VecEnv, args: Args):
+def rollout(policy_fn, value_fn, params, obs, key, env: VecEnv, args: Args):
     """Run the policy for num_steps steps. Return the next obs and the Storage, both in NumPy."""
     # Drawing the noise of all steps at once is faster than drawing it in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     steps = []
     for step_noise in np.asarray(noise):  # sync
-        action, logprob = map(np.asarray, policy_fn(params, obs, step_noise))  # sync
+        action, logprob, value = map(np.asarray, policy_fn(params, obs, step_noise))  # sync
         new_obs, results = env.step(action)
-        steps.append((obs, action, logprob, results))
+        next_obs = results.pop("next_obs")
+        final_value = value  # unused unless an episode was truncated
+        if results["truncated"].any():
+            final_value = np.asarray(value_fn(params, next_obs))  # sync
+        steps.append((obs, action, logprob, value, final_value, results))
         obs = new_obs
 
     # Turn one tuple per step into one array per field, (T, N, ...).
-    all_obs, action, logprob, results = jax.tree.map(lambda *x: np.stack(x), *steps)
-    return obs, Storage(all_obs, action, logprob, **results)
+    fields = jax.tree.map(lambda *x: np.stack(x), *steps)
+    all_obs, action, logprob, value, final_value, results = fields
+    # V(next_obs) is the value of the next step, unless a truncated episode has restarted.
+    next_value: Any = np.concat([value[1:], np.asarray(value_fn(params, obs))[None]])  # sync
+    next_value = np.where(results["truncated"], final_value, next_value)
+    return obs, Storage(all_obs, action, logprob, value, next_value, **results)
 
 
 def policy(params, obs, noise, apply_fn):
-    """Sample actions: obs, noise (N, num_actions) -> action (N,) int32, logprob (N,)."""
-    logits = apply_fn(params, obs, method="get_logits")
+    """Sample actions: obs, noise (N, num_actions) -> action (N,) int32, logprob, value (N,)."""
+    # The actor and the critic share the network, so the value takes almost no extra time.
+    logits, value = apply_fn(params, obs)
     action = (logits + noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
-    return action, logprob_of(action, jax.nn.log_softmax(logits))
+    return action, logprob_of(action, jax.nn.log_softmax(logits)), value
 
 
 def logprob_of(action, logprobs):
@@ -588,13 +598,9 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 def update(train_state, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs. Return the new TrainState and the metrics."""
     learning_rate = make_schedule(args)(train_state.step)
-    # The parameters are fixed during a rollout, so one pass at the end gives all its values.
-    both_obs = jnp.concat([storage.obs, storage.next_obs]).reshape(-1, *storage.obs.shape[2:])
-    values = train_state.apply_fn(train_state.params, both_obs, method="get_value")
-    value, next_value = values.reshape(2, args.num_steps, args.num_envs)
-    advantage = compute_gae(storage, value, next_value, args)
-    target = advantage + value
-    fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
+    advantage = compute_gae(storage, storage.value, storage.next_value, args)
+    target = advantage + storage.value
+    fields = (storage.obs, storage.action, storage.logprob, storage.value, advantage, target)
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in fields))  # (T, N) -> (B,)
 
     def minibatch_step(train_state, minibatch):
@@ -612,7 +618,7 @@ def update(train_state, storage: Storage, key, args: Args):
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
     metrics["charts/learning_rate"] = learning_rate
-    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    metrics["losses/explained_variance"] = 1 - (target - storage.value).var() / target.var()
     return train_state, metrics
 
 
@@ -660,7 +666,7 @@ def train(args: Args) -> None:
         args.terminal_on_life_loss,
         args.channels_first,
     )
-    gigabytes = 2 * args.batch_size * math.prod(env.obs_shape) / 1e9
+    gigabytes = args.batch_size * math.prod(env.obs_shape) / 1e9
     if gigabytes > 1:
         print(f"The images of a rollout take {gigabytes:.1f} GB. To save memory, lower --num-envs.")
 
@@ -684,12 +690,14 @@ def train(args: Args) -> None:
 
     # args is a compile-time constant.
     policy_fn = jax.jit(partial(policy, apply_fn=train_state.apply_fn))
+    value_fn = jax.jit(partial(train_state.apply_fn, method="get_value"))
     update_fn = jax.jit(partial(update, args=args))
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Derived from the iteration number, so the checkpoint does not need to store this key.
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
-        obs, storage = rollout(policy_fn, train_state.params, obs, rollout_key, env, args)
+        params = train_state.params
+        obs, storage = rollout(policy_fn, value_fn, params, obs, rollout_key, env, args)
         middle = time.perf_counter() if args.sync_for_timing else 0.0
         train_state, metrics = update_fn(train_state, storage, update_key)
         metrics = jax.device_get(metrics)  # sync

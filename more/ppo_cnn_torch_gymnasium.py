@@ -421,11 +421,12 @@ class Storage(NamedTuple):
     obs: torch.Tensor  # (T, N, *obs_shape) uint8, what the policy saw
     action: torch.Tensor  # (T, N) int32
     logprob: torch.Tensor  # (T, N)
+    value: torch.Tensor  # (T, N), V(obs)
+    next_value: torch.Tensor  # (T, N), V(next_obs), where next_obs is before any restart
     reward: torch.Tensor  # (T, N); this and the fields below result from the action
     terminated: torch.Tensor  # (T, N) bool
     truncated: torch.Tensor  # (T, N) bool
     restart: torch.Tensor  # (T, N) bool; in Atari, a lost life sets terminated but not restart
-    next_obs: torch.Tensor  # (T, N, *obs_shape) uint8, before any restart
     episode_return: torch.Tensor  # (T, N), including this step
     episode_length: torch.Tensor  # (T, N)
 
@@ -442,7 +443,7 @@ class Batch(NamedTuple):
 
 
 # === Rollout ====================================================================================
-def rollout(policy_fn, obs, env: VecEnv, args: Args):
+def rollout(policy_fn, value_fn, obs, env: VecEnv, args: Args):
     """Run the policy for num_steps steps. Return the next obs and the Storage."""
     # Drawing the noise of all steps at once is faster than drawing it in every step.
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
@@ -450,25 +451,33 @@ def rollout(policy_fn, obs, env: VecEnv, args: Args):
 
     steps, results = [], []
     for step_noise in noise:
-        action, logprob = policy_fn(obs, step_noise)
+        action, logprob, value = policy_fn(obs, step_noise)
         new_obs, result = env.step(action.cpu().numpy())  # sync
-        steps.append((obs, action, logprob))
+        next_obs = result.pop("next_obs")
+        final_value = value  # unused unless an episode was truncated
+        if result["truncated"].any():
+            final_value = value_fn(torch.from_numpy(next_obs).to(obs.device))
+        steps.append((obs, action, logprob, value, final_value))
         results.append(result)  # moved to the device after the loop, one copy per field
         obs = torch.from_numpy(new_obs).to(obs.device)
 
     # Turn one tuple per step into one tensor per field, (T, N, ...).
-    all_obs, action, logprob = map(torch.stack, zip(*steps, strict=True))
+    all_obs, action, logprob, value, final_value = map(torch.stack, zip(*steps, strict=True))
     stacked = {name: np.stack([x[name] for x in results]) for name in results[0]}
     results = {name: torch.from_numpy(x).to(obs.device) for name, x in stacked.items()}
-    return obs, Storage(all_obs, action, logprob, **results)
+    # V(next_obs) is the value of the next step, unless a truncated episode has restarted.
+    next_value = torch.cat([value[1:], value_fn(obs)[None]])
+    next_value = torch.where(results["truncated"], final_value, next_value)
+    return obs, Storage(all_obs, action, logprob, value, next_value, **results)
 
 
 @torch.no_grad()
 def policy(agent, obs, noise):
-    """Sample actions: obs, noise (N, num_actions) -> action (N,) int32, logprob (N,)."""
-    logits = agent.get_logits(obs)
+    """Sample actions: obs, noise (N, num_actions) -> action (N,) int32, logprob, value (N,)."""
+    # The actor and the critic share the network, so the value takes almost no extra time.
+    logits, value = agent(obs)
     action = (logits + noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
-    return action.int(), logprob_of(action, logits.log_softmax(-1))
+    return action.int(), logprob_of(action, logits.log_softmax(-1)), value
 
 
 def logprob_of(action, logprobs):
@@ -534,20 +543,14 @@ def ppo_loss(agent, batch: Batch, args: Args):
 def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     """Train in place on a rollout for update_epochs. Return the metrics."""
     learning_rate = optimizer.param_groups[0]["lr"]
-    # The parameters are fixed during a rollout, so one pass at the end gives all its values.
-    with torch.no_grad():
-        both_obs = torch.stack([storage.obs, storage.next_obs]).flatten(0, 2)
-        # Smaller batches make better use of the CPU cache.
-        values = torch.cat([agent.get_value(x) for x in both_obs.split(args.minibatch_size)])
-    value, next_value = values.view(2, args.num_steps, args.num_envs)
-    advantage = compute_gae(storage, value, next_value, args)
-    target = advantage + value
-    fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
+    advantage = compute_gae(storage, storage.value, storage.next_value, args)
+    target = advantage + storage.value
+    fields = (storage.obs, storage.action, storage.logprob, storage.value, advantage, target)
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in fields))  # (T, N) -> (B,)
 
     losses = []
     for _ in range(args.update_epochs):
-        order = torch.randperm(args.batch_size, device=value.device)
+        order = torch.randperm(args.batch_size, device=advantage.device)
         # One gather per epoch, not one per minibatch.
         shuffled = [x[order].chunk(args.num_minibatches) for x in batch]
         for minibatch in zip(*shuffled, strict=True):
@@ -555,7 +558,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
     metrics |= episode_statistics(storage)
     metrics["charts/learning_rate"] = learning_rate
-    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    metrics["losses/explained_variance"] = 1 - (target - storage.value).var() / target.var()
     return metrics
 
 
@@ -601,7 +604,7 @@ def train(args: Args) -> None:
         args.terminal_on_life_loss,
         args.channels_first,
     )
-    gigabytes = 2 * args.batch_size * math.prod(env.obs_shape) / 1e9
+    gigabytes = args.batch_size * math.prod(env.obs_shape) / 1e9
     if gigabytes > 1:
         print(f"The images of a rollout take {gigabytes:.1f} GB. To save memory, lower --num-envs.")
 
@@ -633,9 +636,10 @@ def train(args: Args) -> None:
     )
 
     policy_fn = partial(policy, agent)
+    value_fn = torch.no_grad()(agent.get_value)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        obs, storage = rollout(policy_fn, obs, env, args)
+        obs, storage = rollout(policy_fn, value_fn, obs, env, args)
         middle = 0.0
         if args.sync_for_timing:
             if device.type == "cuda":

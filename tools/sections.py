@@ -118,8 +118,7 @@ SHARED = {
         but(IN_LINEN, *GYMNASIUM_SCRIPTS),
         IN_NNX,
         ROBOTS_IN_TORCH,
-        ("ppo_linen_gymnasium", "ppo_cnn_linen_gymnasium"),
-        ("ppo_torch_gymnasium", *IMAGES_IN_TORCH),
+        IMAGES_IN_TORCH,
     ],
     "GAE": [
         scripts("ppo", "torch"),

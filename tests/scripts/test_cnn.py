@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import math
 import re
+from functools import partial
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from conftest import ROOT
 from flax.serialization import msgpack_restore
+from frameworks import make_env
 from running import info, main, rows, train
 from sections import IMAGE_SCRIPTS
 
@@ -229,7 +231,7 @@ def test_every_transition_of_a_game(arcade):
         obs, results = env.step(np.zeros(2, np.int32))
         assert obs.dtype == results["next_obs"].dtype == np.uint8
         assert results["reward"].dtype == np.float32
-        assert tuple(results) == pytorch.Storage._fields[3:]
+        assert tuple(x for x in results if x != "next_obs") == pytorch.Storage._fields[5:]
         columns = [results[x].tolist() for x in names]
         columns += [game_and_step(results["next_obs"]), game_and_step(obs)]
         assert list(zip(*columns, strict=True)) == step
@@ -259,7 +261,8 @@ def test_statistics_cover_full_games_and_advantages_single_lives():
     zeros, ones = np.zeros(shape, "f"), np.ones(shape, "f")
     returns = np.array([[1], [2], [30]], "f")
     images_ = np.zeros((*shape, 2, 2), np.uint8)
-    fields = (images_, zeros, zeros, ones, terminated, terminated & False, restart, images_)
+    values = (zeros, 9 * ones)
+    fields = (images_, zeros, zeros, *values, ones, terminated, terminated & False, restart)
     pairs: list[Any] = [(linen, jnp.array), (pytorch, torch.tensor)]
     for script, converter in pairs:
         storage = script.Storage(*map(converter, (*fields, returns, returns)))
@@ -268,7 +271,7 @@ def test_statistics_cover_full_games_and_advantages_single_lives():
         assert statistics["charts/episodic_return"] == statistics["charts/episodic_length"] == 30
         assert statistics["charts/episodic_return_min"] == 30
         args = script.Args(num_envs=1, num_steps=4, total_timesteps=4)
-        advantage = script.compute_gae(storage, converter(zeros), converter(9 * ones), args)
+        advantage = script.compute_gae(storage, storage.value, storage.next_value, args)
         assert float(advantage[0, 0]) == 1  # without the value of the next life
 
 
@@ -347,6 +350,56 @@ def test_atari():
     assert over >= 1 and lost >= 4 and is_sticky and differ
 
 
+# === Rollout ====================================================================================
+def linen_rollout(args, env):
+    """Return the Storage of a rollout, and a function that computes the values of images."""
+    state = linen.make_agent(args, env.obs_shape, False, env.num_actions, jax.random.key(0))
+    params = jax.tree.map(perturbed, state.params)
+    policy_fn = jax.jit(partial(linen.policy, apply_fn=state.apply_fn))
+    value_fn = jax.jit(partial(state.apply_fn, method="get_value"))
+    carry = params, env.reset(), jax.random.key(1)
+    _, storage = linen.rollout(policy_fn, value_fn, *carry, env, args)
+    return storage, partial(value_fn, params)
+
+
+def torch_rollout(script, args, env):
+    agent, *_ = script.make_agent(args, env.obs_shape, False, env.num_actions, torch.device("cpu"))
+    for x in agent.parameters():
+        x.data = torch.from_numpy(perturbed(x.detach().numpy()))
+    value_fn = torch.no_grad()(agent.get_value)
+    obs = torch.from_numpy(env.reset())
+    _, storage = script.rollout(partial(script.policy, agent), value_fn, obs, env, args)
+    return storage, lambda x: value_fn(torch.from_numpy(x))
+
+
+@EACH
+def test_values_of_a_rollout(name, monkeypatch):
+    """next_value is V(next_obs), also when a truncated episode restarts and after the last step."""
+    script = importlib.import_module(name)
+    env_id = "envs.pixel_grid:PixelGrid-v0"
+    args = script.Args(env_id=env_id, num_envs=8, num_steps=50, **SIZES)
+    env, next_obs = make_env(script, args), []
+    step = env.step
+
+    def recording_step(action):
+        obs, results = step(action)
+        next_obs.append(results["next_obs"])
+        return obs, results
+
+    monkeypatch.setattr(env, "step", recording_step)
+    if script is linen:
+        storage, get_value = linen_rollout(args, env)
+    else:
+        storage, get_value = torch_rollout(script, args, env)
+    terminated, truncated = np.array(storage.terminated), np.array(storage.truncated)
+    assert terminated.any() and truncated[:-1].any() and not terminated[-1].all()
+    value = [np.array(get_value(x)) for x in np.array(storage.obs)]
+    next_value = np.array([np.array(get_value(x)) for x in next_obs])
+    np.testing.assert_allclose(storage.value, value, atol=1e-5)
+    found = np.array(storage.next_value)
+    np.testing.assert_allclose(found[~terminated], next_value[~terminated], atol=1e-5)
+
+
 # === Invalid input ==============================================================================
 BAD = [
     ("ImageFloats-v0", "", "must be uint8 from 0 to 255, not float32; gymnasium.wrappers"),
@@ -409,7 +462,7 @@ def test_the_size_of_images_above_a_gigabyte_is_printed(name, monkeypatch, capsy
     script = importlib.import_module(name)
     monkeypatch.setattr(script, "make_agent", MagicMock(side_effect=InterruptedError))
     for env_id, said in (("ImageConstant-v0", ""), ("ImageLarge-v0", "take 1.5 GB")):
-        args = script.Args(env_id=env_id, num_envs=2, num_steps=128, num_minibatches=1)
+        args = script.Args(env_id=env_id, num_envs=2, num_steps=256, num_minibatches=1)
         with pytest.raises(InterruptedError):
             script.train(args)
         output = capsys.readouterr().out
