@@ -4,7 +4,7 @@
 ARG BASE=python:3.12-slim-bookworm
 FROM ${BASE}
 
-# torch.compile needs a C++ compiler when it runs; git says which commit a run came from.
+# torch.compile needs a C++ compiler at run time, and each run records its git commit.
 # hadolint ignore=DL3008
 RUN apt-get update \
   && apt-get install --yes --no-install-recommends g++ git \
@@ -13,7 +13,7 @@ RUN apt-get update \
 WORKDIR /ppo
 COPY requirements.txt requirements-cuda.txt requirements-lock.txt ./
 ARG DEVICE=cpu
-# As setup.sh does it: without a GPU, torch comes from PyTorch's CPU index if that can be reached.
+# As in setup.sh: without a GPU, install the CPU build of torch, or torch from PyPI if that fails.
 RUN python3 -m venv /opt/venv \
   && pip="/opt/venv/bin/pip --no-cache-dir install" \
   && locked="$pip --constraint requirements-lock.txt --requirement" \
@@ -23,7 +23,7 @@ RUN python3 -m venv /opt/venv \
 ENV VENV=/opt/venv PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
 
 COPY . .
-# Any user may run the image, so that the runs in a mounted folder belong to who started it.
+# Do not run as root, so that the files in a mounted folder do not belong to root.
 RUN useradd --create-home --uid 1000 ppo && mkdir -p runs && chown ppo:ppo . runs
 USER 1000
 CMD ["./benchmark.sh"]

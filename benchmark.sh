@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs training scripts, each in a fresh process, and reports how long they took and what they learned.
+# Runs training scripts, each in a fresh process, and reports their durations and returns.
 # ./benchmark.sh --help lists the flags.
 #
-# bench/plan.py lists the runs, bench/run.py makes one run, and bench/finish.py writes the report.
-# shellcheck disable=SC2329 # traps call some of the functions
+# bench/plan.py lists the runs, bench/run.py executes one run, and bench/finish.py writes the report.
+# shellcheck disable=SC2329 # some functions are called only by traps
 set -euo pipefail
 
 project=$(dirname -- "$(readlink -f -- "$0")")
@@ -13,18 +13,21 @@ for word in "$@"; do
 done
 for tool in flock timeout; do
   if ! command -v "$tool" >/dev/null; then
-    echo "benchmark.sh: '$tool' is missing; this needs Linux or WSL2." >&2
+    echo "benchmark.sh: the command '$tool' is missing. benchmark.sh needs Linux or WSL2." >&2
     exit 2
   fi
 done
-source "$project/setup.sh" >&2 # changes to the project's folder and puts its python on PATH
+source "$project/setup.sh" >&2 # changes to the project folder and puts the environment's python on PATH
 
-attempt() { # RUN GPU [wait]: make a run; exit status 75 if another process is making it
+# attempt RUN GPU [wait]: execute a run, unless another process is executing it (exit status 75).
+# With `wait`, wait for that process.
+attempt() {
   python -m bench.run "$plan" "$1" "$2" $$ "${@:3}" &
   wait $!
 }
 
-work() { # GPU: make all runs; those that another process is making come last
+# work GPU: execute all missing runs on a GPU. Runs that another process is executing come last.
+work() {
   local run busy=()
   trap 'end_jobs; exit 1' INT TERM HUP
   for ((run = 0; run < count; run++)); do
@@ -39,11 +42,11 @@ work() { # GPU: make all runs; those that another process is making come last
 
 end_jobs() { # end the background jobs of this shell, and everything that they started
   trap '' INT TERM HUP
-  # shellcheck disable=SC2046 # numbers
+  # shellcheck disable=SC2046 # process ids contain no spaces
   { kill $(jobs -p) && wait; } 2>/dev/null || true
 }
 
-stop() { # STATUS
+stop() { # STATUS: end all jobs and exit with STATUS
   end_jobs
   echo "Stopped. Completed runs are kept. To continue: $invocation" >&2
   exit "$1"
@@ -60,7 +63,7 @@ main() {
 plan=$(mktemp)
 trap 'rm -f "$plan"' EXIT
 python -m bench.plan "$0" "$called_from" "$plan" "$@"
-if [[ ! -s $plan ]]; then exit; fi # --list, --count or --dry-run
+if [[ ! -s $plan ]]; then exit; fi # with --list, --count or --dry-run there is nothing to run
 {
   read -r count gpus
   read -r invocation
@@ -69,7 +72,7 @@ if [[ ! -s $plan ]]; then exit; fi # --list, --count or --dry-run
 trap 'stop 130' INT
 trap 'stop 143' TERM
 trap 'stop 129' HUP
-{ # bash reads this block completely, so the file may change while the runs are made
+{ # bash reads this block completely before it runs it, so this file may change during the runs
   main
   exit
 }

@@ -2,13 +2,13 @@
 # Installs the requirements and puts the environment's `python` first on PATH. benchmark.sh and test.sh
 # source this file; you can also run it.
 #
-# The environment is .venv beside this file. It is created once, and updated when the requirements
+# The environment is .venv next to this file. It is created once, and updated when the requirements
 # change. Set VENV to use an existing environment (conda, a container) without changing it.
 
 find_python() {
   local name
   for name in python3.14 python3.13 python3.12 python3.11 python3 python; do
-    # pyenv puts names on PATH that only print an error, so run it.
+    # Run the command, because pyenv puts commands on PATH that only print an error.
     if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       echo "$name"
       return
@@ -22,7 +22,7 @@ pip_install() {
   "$VENV/bin/python" -m pip --disable-pip-version-check install -qq --no-input "$@"
 }
 
-report_progress() { # until it is killed, or this shell ends
+report_progress() { # print progress until killed, or until this shell ends
   local seconds=0
   # read -t instead of sleep, which would outlive this shell.
   while read -rt 20 <> <(:) || kill -0 $$ 2>/dev/null; do
@@ -31,7 +31,7 @@ report_progress() { # until it is killed, or this shell ends
   done
 }
 
-size_of() { # FILE: disk space of the packages
+size_of() { # FILE: print the disk space that the packages of a requirements file need
   case $1 in
   requirements.txt) echo "2.5 GB" ;;
   requirements-cuda.txt) echo "2.5 GB and the CUDA libraries" ;;
@@ -47,7 +47,7 @@ python_headers() {
 install_environment() { # create or update $VENV from the file $1
   local requirements=$1 python torch
   python=$(find_python) || return
-  # Environments made by uv have no pip.
+  # Environments created by uv have no pip.
   if ! "$VENV/bin/python" -m pip --version &>/dev/null && ! "$VENV/bin/python" -m ensurepip &>/dev/null; then
     echo "setup: creating $VENV with $("$python" --version)"
     find "$VENV" -mindepth 1 ! -name setup.lock -delete
@@ -58,11 +58,11 @@ install_environment() { # create or update $VENV from the file $1
   fi
   echo "setup: installing $requirements into $VENV: $(size_of "$requirements"), a few minutes"
   torch=$(grep '^torch==' requirements.txt)
-  # On Linux with x86-64, torch from PyPI includes gigabytes of CUDA, which only a GPU needs. The
-  # dependencies of torch come from PyPI below, in the locked versions.
+  # On Linux with x86-64, torch from PyPI includes gigabytes of CUDA libraries, which only a GPU needs.
+  # The dependencies of torch are installed from PyPI below, in the locked versions.
   if [[ $requirements == requirements.txt && $(uname -sm) == "Linux x86_64" ]]; then
     pip_install --no-deps --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu "$torch" \
-      2>/dev/null || echo "setup: the CPU index of PyTorch does not answer, so torch comes from PyPI"
+      2>/dev/null || echo "setup: cannot download the CPU build of PyTorch, so torch is installed from PyPI"
   fi
   if ! pip_install --constraint requirements-lock.txt --requirement "$requirements"; then
     echo "setup: pip failed; see above. Check the network and the free disk space," \
@@ -85,7 +85,7 @@ ensure() { # install the requirements file $1, unless the stamp $2 says that it 
       return 2
     fi
     (
-      if ! flock --nonblock 9; then # another setup is installing: wait until it is done
+      if ! flock --nonblock 9; then
         echo "setup: waiting for another setup of $PWD/$VENV"
         flock 9
       fi
@@ -109,7 +109,7 @@ setup() {
     VENV=.venv
     if nvidia-smi -L &>/dev/null; then requirements="requirements-cuda.txt"; fi
     ensure "$requirements" installed || return
-    # test.sh sets SETUP_WITH to install further packages, which a benchmark does not need.
+    # test.sh sets SETUP_WITH to install additional packages, which a benchmark does not need.
     for name in ${SETUP_WITH:-}; do
       ensure "requirements-$name.txt" "installed-$name" || return
     done
@@ -117,7 +117,7 @@ setup() {
   bin=$(cd -- "$VENV/bin" && pwd)
   PATH=$bin:$PATH
   if [[ $(command -v python) != "$bin/python" ]]; then
-    echo "setup: '$bin' has a colon in its name, so it cannot be on PATH. Move it elsewhere." >&2
+    echo "setup: the path '$bin' contains a colon, so it cannot be on PATH. Move the project elsewhere." >&2
     return 2
   fi
 }

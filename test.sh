@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
 # Runs the linters and all tests. Arguments are passed on to pytest: ./test.sh -k gae
 # ./test.sh lint      only the linters, like the pre-commit hook
-# ./test.sh fast      the linters, and the tests that a change of a script breaks first: one minute
-# ./test.sh newest    tests and scripts on Python 3.13 with the newest packages, which it installs
+# ./test.sh fast      the linters, and the tests that an edited script is most likely to break: one minute
+# ./test.sh newest    installs the newest packages for Python 3.13, then runs all scripts and their tests
 set -euo pipefail
 SETUP_WITH="tune test" # requirements-tune.txt and requirements-test.txt
 
 if [[ ${1:-} == newest && -z ${VENV:-} ]]; then
   if ! python3.13 -c '' 2>/dev/null; then
-    echo "test: newest needs python3.13 on PATH." >&2
+    echo "test: './test.sh newest' needs python3.13 on PATH." >&2
     exit 2
   fi
   project=$(dirname "$(readlink -f "$0")")
   VENV=$project/.venv-newest
   python3.13 -m venv "$VENV"
   pip=("$VENV/bin/python" -m pip --disable-pip-version-check install -qq --upgrade)
-  # Like setup.sh: torch from PyPI includes CUDA, which is useless without a GPU.
+  # Prefer the CPU build of torch, like setup.sh: torch from PyPI includes CUDA, which only a GPU needs.
   "${pip[@]}" --no-deps --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch 2>/dev/null ||
-    echo "test: the CPU index of PyTorch does not answer, so torch comes from PyPI"
-  # Without versions, pip finds the newest packages that are compatible.
+    echo "test: cannot download the CPU build of PyTorch, so torch is installed from PyPI"
+  # Without version pins, pip installs the newest compatible packages.
   "${pip[@]}" --requirement <(sed 's/==[^ ]*//' "$project/requirements.txt")
 fi
 source "$(dirname "$(readlink -f "$0")")/setup.sh"
