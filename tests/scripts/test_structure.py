@@ -155,7 +155,7 @@ def test_functions_are_identical_in_all_scripts(wanted, names):
         ("ppo_linen_gymnasium", "ppo_cnn_linen_gymnasium", 388),
         ("ppo_torch_gymnasium", "ppo_cnn_torch_gymnasium", 340),
         ("ppo_cnn_linen_gymnasium", "ppo_cnn_torch_gymnasium", 453),
-        ("ppo_cnn_torch_gymnasium", "ppo_cnn_torch_compile_gymnasium", 170),
+        ("ppo_cnn_torch_gymnasium", "ppo_cnn_torch_compile_gymnasium", 171),
         ("dqn_linen", "dqn_torch", 514),
         ("dqn_linen", "sac_linen", 466),
         ("sac_linen", "sac_linen_gymnasium", 489),
