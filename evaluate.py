@@ -6,15 +6,15 @@
 # ///
 """Evaluate trained policies: mean returns with confidence intervals, comparisons and GIFs.
 
-    python evaluate.py runs/first runs/second       # 100 episodes of each
+    python evaluate.py runs/first runs/second       # 100 episodes per run
     python evaluate.py runs/a_* --against runs/b_*  # compare two groups of seeds
     python evaluate.py runs/first --epsilon 1 --gif random.gif  # a random agent, as a baseline
     python evaluate.py runs/mine --script path/to/mine.py --env-id my_module:MyEnv
     python evaluate.py runs/slow --num-envs 4 --vectorization async  # in four processes
 
 A run is a folder with run.json and a checkpoint; it may still be training. A folder with one
-subfolder per agent also works. The training script is searched for in the folder of this file, in
-more/ and among --script, and its load_policy loads the policy. Everything runs on the CPU.
+subfolder per agent also works. load_policy in the training script loads the policy. The script must
+be in the folder of this file or in more/, or be given with --script. Everything runs on the CPU.
 """
 
 import importlib.util
@@ -60,7 +60,7 @@ class Args:
     num_envs: int | None = None  # parallel environments; default: one per episode, fewer with async
     vectorization: Literal["sync", "async"] | None = None  # default: as in training
     script: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()  # training script in another folder
-    env_id: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # my_module:MyEnv that may be imported
+    env_id: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # my_module:MyEnv to trust and import
     gif: Path | None = None  # write the first episodes of all runs, side by side, to this GIF
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Args:
         if self.num_envs and self.episodes % self.num_envs > 0:
             fitting = -(-self.episodes // self.num_envs) * self.num_envs
             rule = f"--episodes must be a multiple of --num-envs ({self.num_envs})"
-            raise ValueError(f"{rule}, so that each environment plays as many: try {fitting}")
+            raise ValueError(f"{rule}, so that all environments play equally many: try {fitting}")
         if self.seed < 0:
             raise ValueError("--seed must be 0 or more")
         if not 0 <= self.epsilon <= 1:
@@ -88,8 +88,8 @@ class Args:
 
 class Run(NamedTuple):
     folder: Path
-    script: Any  # module
-    args: Any  # the script's Args
+    script: Any  # imported training script
+    args: Any  # Args of the script
     iteration: int  # training iterations completed
 
 
@@ -130,19 +130,19 @@ def load_run(folder: str, env_ids: tuple[str, ...] = (), scripts: tuple[Path, ..
     try:
         info, run_args = script.load_info(folder)
     except (OSError, TypeError, ValueError, LookupError) as error:
-        fail(f"{folder} is damaged, or a run of another version of {name}.py: {error}")
+        fail(f"{folder} is damaged, or from a different version of {name}.py: {error}")
     return Run(Path(folder), script, run_args, info["iteration"])
 
 
 def load_script(name: str, scripts: tuple[Path, ...]) -> Any:
-    """Import the training script with this name. Other files of that name are not imported."""
+    """Import the training script `name`; skip files with this name that have no load_policy."""
     file = None
     for path in [*scripts, *HERE.glob("*.py"), *HERE.glob("more/*.py")]:
         if path.stem == name and "\ndef load_policy(" in path.read_text(encoding="utf-8"):
             file = path
             break
     if file is None:
-        fail(f"There is no {name}.py beside evaluate.py: add --script path/to/{name}.py")
+        fail(f"There is no {name}.py next to evaluate.py: add --script path/to/{name}.py")
     spec: Any = importlib.util.spec_from_file_location(name, file)
     script = importlib.util.module_from_spec(spec)
     sys.modules[name] = script  # dataclasses and pickle look it up there
@@ -155,7 +155,7 @@ def load_script(name: str, scripts: tuple[Path, ...]) -> Any:
 
 
 def load_policy(run: Run, seed: int) -> Callable:
-    """Load the policy of a run: policy(obs) -> actions."""
+    """Load the policy of a run, a function that maps observations to actions."""
     try:
         return run.script.load_policy(run.folder, seed)
     except Exception as error:  # a damaged file can raise anything
@@ -166,7 +166,7 @@ def load_policy(run: Run, seed: int) -> Callable:
 
 # === Environments ===============================================================================
 def make_env(run: Run, args: Args, num_envs: int, **options: Any) -> Any:
-    """Make the VecEnv of the training script. options are passed to gymnasium.make_vec."""
+    """Make the VecEnv of the training script; pass options to gymnasium.make_vec."""
     values = vars(run.args) | {"num_envs": num_envs, "seed": args.seed}
     values["vectorization"] = args.vectorization
     values["terminal_on_life_loss"] = False  # Atari: an episode is a full game
@@ -180,7 +180,7 @@ def make_env(run: Run, args: Args, num_envs: int, **options: Any) -> Any:
 
 
 class JaxEnvs:
-    """N = num_envs environments in JAX. Observations, actions and results are NumPy arrays."""
+    """Run N = num_envs environments in JAX. Observations, actions and results are NumPy arrays."""
 
     def __init__(self, run: Run, args: Args, num_envs: int) -> None:
         self.env = make_env(run, args, num_envs)
@@ -221,8 +221,8 @@ class JaxEnvs:
 class AtariScreens(gymnasium.vector.VectorWrapper):
     """Show the screens of Atari games in color.
 
-    ale-py does not render its vector environments. A second one therefore plays the same games,
-    with the same seeds and actions, and its observations are the screens.
+    ale-py does not render its vector environments. A second vector environment therefore plays the
+    same games, with the same seeds and actions, and its observations are the screens.
     """
 
     def __init__(self, envs: Any) -> None:
@@ -247,7 +247,7 @@ class AtariScreens(gymnasium.vector.VectorWrapper):
 
 
 class GymnasiumEnvs:
-    """N = num_envs Gymnasium environments, with the interface of JaxEnvs."""
+    """Run N = num_envs Gymnasium environments, with the interface of JaxEnvs."""
 
     state: Any = None
 
@@ -267,7 +267,7 @@ class GymnasiumEnvs:
         self.env.action_space.seed(args.seed)
 
     def can_render(self, env_id: str) -> bool:
-        """Return whether render works. MinAtar is drawn from its observations, as in gymnax."""
+        """Return whether render works. For MinAtar, draw observations instead, as with gymnax."""
         modes = self.env.envs.metadata.get("render_modes", ())
         return "rgb_array" in modes and "MinAtar/" not in env_id
 
@@ -295,14 +295,14 @@ class Step(NamedTuple):
     """One step of N environments."""
 
     image: np.ndarray | None  # the first environment before the step, (height, width, 3) uint8
-    episode_return: np.ndarray  # (N,), of the current episodes, including this step
+    episode_return: np.ndarray  # (N,) return of the current episodes, including this step
     episode_length: np.ndarray  # (N,)
     done: np.ndarray  # (N,) bool: the episode ended; in Atari, the full game
     capped: np.ndarray  # (N,) bool: stopped by --max-steps
 
 
 def play(run: Run, args: Args, num_envs: int, render: bool = False) -> Generator[Step]:
-    """Yield the steps of N = num_envs environments, without end."""
+    """Yield steps of N = num_envs environments endlessly."""
     policy = load_policy(run, args.seed)
     policy_options: dict[str, Any] = {"sample": True} if args.sample else {}
     is_recurrent = "starts" in inspect.signature(policy).parameters
@@ -337,12 +337,12 @@ def play(run: Run, args: Args, num_envs: int, render: bool = False) -> Generator
 
 
 def to_unit_range(action: np.ndarray, env: Any) -> np.ndarray:
-    """Map actions from the bounds of the environment to [-1, 1], which VecEnv.step takes."""
+    """Map actions from the bounds of the environment to [-1, 1], as VecEnv.step expects."""
     return 2 * (action - env.action_low) / (env.action_high - env.action_low) - 1
 
 
 def fill_in(run: Run, args: Args) -> Args:
-    """Return args with the missing vectorization and num_envs, which depend on the run."""
+    """Return args with defaults for vectorization and num_envs, which depend on the run."""
     vectorization = args.vectorization or getattr(run.args, "vectorization", "sync")
     num_envs = args.num_envs
     if num_envs is None and vectorization == "async":
@@ -355,8 +355,8 @@ def fill_in(run: Run, args: Args) -> Args:
 def evaluate(run: Run, args: Args) -> dict[str, Any]:
     """Play the episodes of a run. Return the contents of evaluation.json.
 
-    Each environment plays the same number of episodes. Counting the first ones to finish instead
-    would count too many short ones.
+    Each environment plays the same number of episodes. Counting the first episodes that finish
+    would favor short episodes.
     """
     args = fill_in(run, args)
     num_envs = args.num_envs or args.episodes
@@ -364,7 +364,7 @@ def evaluate(run: Run, args: Args) -> dict[str, Any]:
     returns = np.zeros((num_envs, episodes_per_env))
     lengths = np.zeros((num_envs, episodes_per_env), int)
     capped = np.full((num_envs, episodes_per_env), False)
-    finished = np.zeros(num_envs, int)  # episodes of each environment
+    finished = np.zeros(num_envs, int)  # number of episodes per environment
     start = time.perf_counter()
     next_report = start + PROGRESS_AFTER
     with closing(play(run, args, num_envs)) as steps:
@@ -425,7 +425,7 @@ def format_mean(summary: dict[str, Any]) -> str:
 
 # === Seeds ======================================================================================
 def settings_of(run: Run) -> str:
-    """Return everything that is equal in runs that differ only in their seed."""
+    """Return a text that is equal for runs that differ only in their seed."""
     ignored = {"seed", "num_agents", "run_name", "runs_dir", "resume", "save_every", "track"}
     settings = {name: x for name, x in vars(run.args).items() if name not in ignored}
     return f"{run.script.__file__}, {run.iteration} iterations, {settings}"
@@ -449,9 +449,9 @@ def compare(a: list[float], b: list[float]) -> str:
 
 # === GIF ========================================================================================
 def make_renderer(run: Run, env: Any) -> Callable:
-    """Return a function (obs, state) -> image of the first environment, (height, width, 3) uint8.
+    """Return a function that maps (obs, state) to an image of the first environment.
 
-    Without a renderer for the environment, the image shows the observation.
+    Images are (height, width, 3) uint8. Without a renderer, they show the observation.
     """
     env_id = run.args.env_id
 
@@ -542,9 +542,8 @@ def main() -> None:
     runs = load_runs(args.runs, args)
     others = load_runs(args.against, args)
     for run in runs + others:
-        policy = load_policy(
-            run, args.seed
-        )  # check every checkpoint before the first long evaluation
+        # Check every checkpoint before the first long evaluation.
+        policy = load_policy(run, args.seed)
         if args.sample and "sample" not in inspect.signature(policy).parameters:
             fail(f"--sample: the policy of {run.script.__name__} is deterministic; try --epsilon")
         if args.vectorization == "async" and not hasattr(run.script, "gymnasium"):
@@ -558,7 +557,7 @@ def main() -> None:
     means = []
     unwritten = []
     for group in groups.values():
-        mean_returns = {}  # by seed
+        mean_returns = {}  # seed -> mean return
         for run in group:
             results = evaluate(run, args)
             mean_returns[run.args.seed] = results["return"]["mean"]

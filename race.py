@@ -12,9 +12,9 @@ alike, so the ratio of two programs within a round varies much less than their t
 when each ratio is known to within --within, or after --turns rounds.
 
 A program is a script of this project, a copy of one, or a command in quotes. Flags after -- are
-passed to all scripts; put the flags of a single script in quotes with it. For any other program,
-append @TEXT, where TEXT appears in its progress lines and nowhere else. A race measures iterations
-only; benchmark.sh also measures start-up and memory.
+passed to all scripts; for a flag of a single script, quote the script and the flag together. For
+any other program, append @TEXT, where TEXT appears in its progress lines and nowhere else. A race
+measures iterations only; benchmark.sh also measures start-up and memory.
 """
 
 import fcntl
@@ -97,7 +97,7 @@ def read_programs(args: Args, flags: Sequence[str], folder: Path) -> list[Progra
 
 
 def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> Program:
-    """Return the program that an argument of the command line describes."""
+    """Return the program that a command-line argument describes."""
     try:
         words = [text] if Path(text).is_file() else shlex.split(text)
     except ValueError as error:
@@ -117,12 +117,12 @@ def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> 
         fail(f"{script} writes no run folder: {advice}")
     command += [*flags, "--runs-dir", str(folder), "--run-name", str(number)]
     if not any(word.startswith(("--total-timesteps", "--total_timesteps")) for word in flags):
-        command += ["--total-timesteps", str(10**9)]  # it must not end before the race
+        command += ["--total-timesteps", str(10**9)]  # the program must not end before the race
     return Program(text, command, b"{", f"{number}/metrics.jsonl", script, None)
 
 
 def names_of(programs: list[Program]) -> list[str]:
-    """Return short names that contain only what differs between the programs."""
+    """Return short names for the programs, made of the parts in which the programs differ."""
     stems = [program.script.stem if program.script else program.name for program in programs]
     written = [program.name for program in programs]
     for names in (stems, differences(written), written):
@@ -132,7 +132,7 @@ def names_of(programs: list[Program]) -> list[str]:
 
 
 def differences(texts: list[str]) -> list[str]:
-    """Return the commands without the flags, and their values, that all of them share."""
+    """Return the commands without the flags and values that all of them share."""
     parts = [parts_of(text) for text in texts]
     common = set.intersection(*map(set, parts))
     names = []
@@ -146,7 +146,7 @@ def differences(texts: list[str]) -> list[str]:
 
 
 def parts_of(text: str) -> list[str]:
-    """Return the words of a command, with the values of a flag in the same part as the flag."""
+    """Split a command into parts; a part contains a flag and its values, or another word."""
     first, *words = text.split()
     parts = [first]
     for word in words:
@@ -162,10 +162,10 @@ class Listed(BaseModel, extra="forbid"):
     """A race in races.toml."""
 
     name: str
-    programs: dict[str, str]  # by the name in tables and figures
-    flags: str = ""  # for all scripts
-    steps: dict[str, int] = {}  # environment steps per progress line, by the name of the program
-    cores: str = ""  # this and the fields below: as on the command line
+    programs: dict[str, str]  # name in tables and figures -> program
+    flags: str = ""  # passed to all scripts
+    steps: dict[str, int] = {}  # program name -> environment steps per progress line
+    cores: str = ""  # this field and those below are as on the command line
     within: float = 0.03
     turns: int = 60
     seconds: float = 1.0
@@ -173,7 +173,7 @@ class Listed(BaseModel, extra="forbid"):
     apart: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """Return the values of Args that the race sets."""
+        """Return the fields of Args that the race sets, by name."""
         others = [x for x, y in self.programs.items() if y.rpartition(" ")[2].startswith("@")]
         steps = tuple(self.steps[x] for x in others) if self.steps else ()
         names = {field.name for field in fields(Args)}
@@ -182,7 +182,7 @@ class Listed(BaseModel, extra="forbid"):
 
 
 class Study(BaseModel, extra="forbid"):
-    """The contents of a races.toml."""
+    """Contents of a races.toml file."""
 
     races: list[Listed]
 
@@ -208,7 +208,7 @@ def missing_races(study: Path) -> list[Listed]:
 
 
 def race_study(args: Args) -> list[str]:
-    """Run the missing races and return failures; a race that is stopped leaves no results."""
+    """Run the missing races of a study, and return failures; a stopped race is not saved."""
     assert args.study is not None
     failures = []
     missing = missing_races(args.study)
@@ -284,7 +284,7 @@ def follow(
 
 
 def table_of(race: Race, args: Args, number: int, seconds: float) -> Table:
-    """Return the results after `number` rounds, each of which took `seconds` on average."""
+    """Return a table of results after `number` rounds that took `seconds` each on average."""
     left = max(0, int(seconds * (turns_of(race, args) - number)))
     most = int(seconds * (args.turns - number))
     caption = f"{number} rounds; about {left} s left, at most {most} s"
@@ -321,7 +321,7 @@ def reason_of(runner: Runner) -> str:
 def describe(
     programs: list[Program], args: Args, flags: Sequence[str], listed: Listed | None
 ) -> dict[str, Any]:
-    """Return the first line of the file: everything that affects the race."""
+    """Return the contents of the first line in the file: everything that affects the race."""
     installed = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
     commits = [machine.git_commit(x.script.resolve()) if x.script else None for x in programs]
     return {

@@ -40,17 +40,17 @@ import tyro
 
 @dataclass
 class Args:
-    script: tyro.conf.Positional[Path]  # name of a script in scripts.toml, or path of a file
+    script: tyro.conf.Positional[Path]  # name of a script in scripts.toml, or path to a file
     trials: int = 40  # trials in the study, on all its machines together
     num_seeds: int = 4  # seeds per trial
     fresh_seeds: int = 12  # held-out seeds for the best settings and for the defaults
     episodes: int = 100  # greedy episodes per evaluation of an agent
-    workers: int = 1  # trials at the same time, on this machine
+    workers: int = 1  # number of concurrent trials on this machine
     space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # NAME=LOW:HIGH[:log], =A,B,C or =none
     sampler: Literal["tpe", "random"] = "tpe"  # algorithm that proposes settings
     pruner: Literal["hyperband", "none"] = "hyperband"  # algorithm that stops unpromising trials
     seed: int = 1  # seed of the sampler; scripts get 1 to num_seeds
-    timeout: float = 86_400.0  # seconds after which a training or an evaluation counts as hanging
+    timeout: float = 86_400.0  # seconds after which a run or an evaluation counts as hanging
     study: str = ""  # name of the study; default SCRIPT__ENVIRONMENT
     studies_dir: str = "tuned"  # folder with one folder per study
     storage: str = ""  # database (postgresql://...) or journal file; default in the study's folder
@@ -63,7 +63,7 @@ class Args:
 
 
 def parse_args() -> tuple[Args, list[str]]:
-    """Return the arguments of tune.py and those of the script."""
+    """Return the arguments for tune.py, and the flags for the script."""
     return tyro.cli(Args, description=__doc__, return_unknown_args=True)
 
 
@@ -91,7 +91,8 @@ from bench import processes
 
 HERE = Path(__file__).resolve().parent
 # Search space; settings that the script does not have are skipped. LOW:HIGH is uniform, with :log
-# log-uniform. A,B,C is a choice, plus the default, without values that the script rejects.
+# log-uniform. A,B,C is a choice between these values and the default. Values that the script
+# rejects are dropped.
 SPACE = {
     "learning_rate": "1e-5:1e-2:log",
     "anneal_lr": "True,False",
@@ -114,7 +115,7 @@ SPACE = {
     "loss": "mse,huber",
     "hidden_sizes": "64x64,128x128,256x256",
 }
-CONTINUOUS_SPACE = {  # overrides and additions for continuous actions
+CONTINUOUS_SPACE = {  # changes to SPACE for continuous actions
     "norm_obs": "True,False",
     "norm_reward": "True,False",
     "ent_coef": "0.0,1e-4,1e-3,1e-2",  # the default is 0, which has no logarithm
@@ -131,35 +132,35 @@ HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., the held-out runs with 10
 TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # first seeds of their evaluations
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 HEARTBEAT, SILENCE = 60, 600  # seconds between heartbeats, and after which a trial is lost
-STEPS = 90  # steps that a trial reports; Hyperband prunes at a ninth and a third of them
+STEPS = 90  # number of steps that a trial reports; Hyperband prunes after a ninth and a third
 GRACE = 60  # seconds from SIGTERM, which makes a script save a checkpoint, to SIGKILL
 
 
 class TrialError(Exception):
-    """A trial failed; the message is one sentence."""
+    """Raised if a trial fails; the message is one sentence."""
 
 
 class Refused(TrialError):
-    """A script rejected its command line."""
+    """Raised if a script rejects its command line."""
 
 
 class Stopped(Exception):
-    """A signal ended a run, which saved a checkpoint and can be resumed."""
+    """Raised if a signal ended a run; the run saved a checkpoint and can be resumed."""
 
 
 @dataclass
 class Command:
-    """The state of a call of tune.py."""
+    """State of one tune.py process."""
 
     args: Args
-    words: list[str]  # flags of the script in all runs
-    defaults: dict[str, Any]  # values of the arguments of the script with those flags
-    space: dict[str, Any]  # Optuna's distributions, by setting
+    words: list[str]  # script flags for all runs
+    defaults: dict[str, Any]  # script arguments with those flags, by name
+    space: dict[str, Any]  # setting -> Optuna distribution
     folder: Path  # the folder of the study
     study: optuna.Study
     trials: Path  # folder for the runs, unique to this study
-    place: str  # the machine and that folder
-    mark: str = field(default_factory=processes.new_mark)  # of the processes of all runs
+    place: str  # host name and path of `trials`
+    mark: str = field(default_factory=processes.new_mark)  # identifies the processes of all runs
     stop: threading.Event = field(default_factory=threading.Event)  # set by a signal
     lock: threading.Lock = field(default_factory=threading.Lock)  # held while using Optuna
 
@@ -176,7 +177,7 @@ def fail(reason: str) -> NoReturn:
 
 
 def find_script(given: Path) -> Path:
-    """Return the path of a script given by name or path."""
+    """Return the path to a script that is given by name or path."""
     if str(given) in SCRIPTS:
         return HERE / file_of(str(given))
     if not given.is_file():
@@ -186,7 +187,7 @@ def find_script(given: Path) -> Path:
 
 # === Space ======================================================================================
 def ask_script(path: Path, words: list[str]) -> Any:
-    """Return the arguments of the script; tyro exits with a message if the flags are invalid."""
+    """Return the script arguments with these flags; if a flag is invalid, tyro exits."""
     sys.path.insert(0, str(path.parent))
     script = importlib.import_module(path.stem)
     sys.argv = [path.name, *words]
@@ -197,7 +198,7 @@ def ask_script(path: Path, words: list[str]) -> Any:
 
 
 def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str, str]:
-    """Return the search space in the syntax of --space, by setting."""
+    """Return the search space as a mapping from settings to ranges in the syntax of --space."""
     known = asdict(given)
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     fixed = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
@@ -223,12 +224,12 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
 
 
 def shown(value: Any) -> Any:
-    """Return a value for Optuna, which does not support tuples: (64, 64) becomes 64x64."""
+    """Return a value in a form that Optuna supports: the tuple (64, 64) becomes 64x64."""
     return "x".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def parse_range(name: str, text: str, given: Any) -> Any:
-    """Return Optuna's distribution for NAME=RANGE, without values that the script rejects."""
+    """Return the Optuna distribution for NAME=RANGE, without values that the script rejects."""
     default = shown(getattr(given, name))
 
     def parse(word: str) -> Any:
@@ -264,7 +265,7 @@ def takes(given: Any, name: str, value: Any) -> bool:
 
 
 def sentence_of(text: str) -> str:
-    """Return the last line of a script's output, or the first line of an error by tyro."""
+    """Return the last line of a script's output, or the first line of an error from tyro."""
     lines = [plain(x).strip("│╭╮╰╯─ ") for x in text.splitlines()]
     lines = [x for x in lines if x]
     for line in lines:
@@ -274,7 +275,7 @@ def sentence_of(text: str) -> str:
 
 
 def words_of(settings: dict[str, Any]) -> list[str]:
-    """Return the settings as flags of the script."""
+    """Return the settings as command-line flags."""
     words = []
     for name, value in settings.items():
         flag = name.replace("_", "-")
@@ -290,9 +291,9 @@ def words_of(settings: dict[str, Any]) -> list[str]:
 # === Runs =======================================================================================
 @contextlib.contextmanager
 def locked(path: Path, why_not: str, seconds: float = 0) -> Generator[list[int]]:
-    """Hold a lock file; fail if another process still holds it after this many seconds.
+    """Hold a file lock; fail if another process still holds it after `seconds`.
 
-    Yield the descriptor of the file: a process that inherits it holds the lock until it ends.
+    Yield the file descriptor. A process that inherits it holds the lock until it ends.
     """
     descriptors: list[int] = []
     lock = FileLock(path, timeout=seconds, on_acquired=descriptors.append)
@@ -309,10 +310,11 @@ def locked(path: Path, why_not: str, seconds: float = 0) -> Generator[list[int]]
 def run(
     command: Command, words: list[str], log: Path, watch: Callable, locks: Sequence[int] = ()
 ) -> None:
-    """Run a script to its end; raise TrialError, Stopped, or any exception of watch().
+    """Run a script to completion; raise TrialError, Stopped, or any exception from watch().
 
-    If an exception ends the run, its process gets SIGTERM, which makes a script save a checkpoint,
-    and SIGKILL after GRACE. The process holds the locks until it ends, even if tune.py is killed.
+    After an exception, the process gets SIGTERM, which makes a script save a checkpoint, and
+    SIGKILL after GRACE seconds. The process holds the locks until it ends, even if tune.py is
+    killed.
     """
     if command.stop.is_set():
         raise Stopped
@@ -364,15 +366,15 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def train(command: Command, folder: Path, settings: dict, seed: int, watch: Callable) -> None:
-    """Train to the end, resuming from a checkpoint if there is one."""
-    why_not = f"{folder}: a process of a killed command still trains there; end it first"
+    """Train to completion, resuming from a checkpoint if there is one."""
+    why_not = f"{folder}: a process from a killed command is still training there; end it first"
     with locked(Path(f"{folder}.lock"), why_not, 60) as locks:
         if is_complete(folder):
             return
         if checkpoints(folder):
             words = ["--resume", str(folder), "--env-id", command.defaults["env_id"]]
         else:
-            shutil.rmtree(folder, ignore_errors=True)  # it was killed before its first checkpoint
+            shutil.rmtree(folder, ignore_errors=True)  # killed before the first checkpoint
             given = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
             words = [*command.words, *words_of(settings), *words_of(given)]
         run(command, [str(command.args.script), *words], Path(f"{folder}.log"), watch, locks)
@@ -388,7 +390,7 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
 
 
 def evaluate(command: Command, folders: list[Path], seed: int, watch: Callable) -> list[float]:
-    """Return the mean return of the agent of each run in greedy episodes with held-out seeds."""
+    """Return the mean return of each agent, in greedy episodes with held-out seeds."""
     files = [folder / "evaluation.json" for folder in folders]
     missing = [str(path.parent) for path in files if not path.exists()]
     if missing:
@@ -403,19 +405,19 @@ def evaluate(command: Command, folders: list[Path], seed: int, watch: Callable) 
 
 # === Trials =====================================================================================
 def counted(study: optuna.Study, *which: TrialState) -> list[FrozenTrial]:
-    """Return the trials, or those in some states, except those that a later trial continues."""
+    """Return the trials in the given states (default all), without those continued by others."""
     trials = study.get_trials(deepcopy=False, states=which or None)
     return [x for x in trials if x.state != TrialState.FAIL or "error" in x.user_attrs]
 
 
 def run_of(trial: FrozenTrial | optuna.Trial, trials: Path, seed: int | str) -> Path:
-    """Return the run folder of a trial and seed, shared with the trial that it continues."""
+    """Return the run folder for a trial and seed; a trial shares it with the one it continues."""
     number = int(trial.user_attrs.get("goes_on", trial.number))
     return trials / f"{number:04d}-seed-{seed}"
 
 
 def work(command: Command) -> None:
-    """Run trials until there are enough or a signal arrives."""
+    """Run trials until the study has enough of them or a signal arrives."""
     study = command.study
     try:
         while not command.stop.is_set():
@@ -426,7 +428,7 @@ def work(command: Command) -> None:
                 trial = study.ask(command.space)
             run_trial(command, trial)
     except BaseException:
-        command.stop.set()  # the other workers
+        command.stop.set()  # stop the other workers, too
         raise
 
 
@@ -442,13 +444,13 @@ def requeue(command: Command) -> None:
         # another name, so a long time without a heartbeat also counts as an interruption.
         is_ours = not command.args.storage or trial.user_attrs.get("place") == command.place
         heard = trial.user_attrs.get("heard", 0.0)
-        if not heard and trial.datetime_start:  # it has no time zone
+        if not heard and trial.datetime_start:  # add a day: this date has no time zone
             heard = trial.datetime_start.timestamp() + 86_400
         if is_ours or time.time() > heard + SILENCE:
             try:
                 command.study.tell(trial.number, state=TrialState.FAIL)
             except (ValueError, UpdateFinishedTrialError):
-                continue  # another command was first
+                continue  # another process has already ended it
             if "error" not in trial.user_attrs:  # otherwise it failed and could not report it
                 settings = trial.system_attrs.get("fixed_params", {}) | trial.params
                 first = trial.user_attrs.get("goes_on", trial.number)
@@ -467,7 +469,7 @@ def run_trial(command: Command, trial: optuna.Trial) -> None:
     except optuna.TrialPruned:
         ended = study.tell(trial, state=TrialState.PRUNED)
     except UpdateFinishedTrialError:
-        return  # its heartbeat was so old that another command has continued it
+        return  # the heartbeat was so old that another process has continued the trial
     except TrialError as error:
         defaults = {x: command.defaults[x] for x in command.space}
         if isinstance(error, Refused) and trial.params == defaults:
@@ -483,7 +485,7 @@ def train_and_evaluate(command: Command, trial: optuna.Trial) -> list[float]:
     num_seeds = command.args.num_seeds
     folders = [run_of(trial, command.trials, 1 + i) for i in range(num_seeds)]
     recent: list[float] = []
-    reported = -1  # the last step that was reported, of STEPS
+    reported = -1  # last reported step, from 0 to STEPS - 1
     heard = time.monotonic()
 
     def report(value: float, seeds: float) -> None:
@@ -518,7 +520,7 @@ def train_and_evaluate(command: Command, trial: optuna.Trial) -> list[float]:
 
 
 def report_trial(command: Command, trial: FrozenTrial) -> None:
-    """Print the result of a trial and the state of the study, and delete its checkpoints."""
+    """Print the result of a trial and the state of the study; delete the trial's checkpoints."""
     said = trial.user_attrs.get("error", "pruned")
     if trial.state == TrialState.COMPLETE:
         said = f"{trial.value:.4g}"
@@ -562,13 +564,13 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
         load_if_exists=True,
     )
     is_new = "id" not in study.user_attrs
-    seed = args.seed if is_new and not args.storage else None  # machines must differ in proposals
+    seed = args.seed if is_new and not args.storage else None  # machines need different proposals
     # TPE treats each bracket of Hyperband as a separate history, so few of its trials are random.
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
     if args.sampler == "random":
         study.sampler = optuna.samplers.RandomSampler(seed)
     if is_new:
-        study.enqueue_trial(defaults, skip_if_exists=True)  # the first trial has the defaults
+        study.enqueue_trial(defaults, skip_if_exists=True)  # the first trial uses the defaults
         study.set_user_attr("begun", begun)
         study.set_user_attr("id", f"{time.time_ns():x}")
     other = [x for x in begun if begun[x] != study.user_attrs["begun"].get(x)]
@@ -619,8 +621,8 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
 def summary(returns: list[float]) -> dict[str, Any]:
     """Return the interquartile mean (Agarwal et al. 2021) and the mean, with 95% t intervals.
 
-    The interval of the interquartile mean is that of Tukey and McLaughlin (1963). An interval is
-    None if the variance is zero.
+    The interval for the interquartile mean follows Tukey and McLaughlin (1963). An interval is None
+    if the variance is zero.
     """
     n = len(returns)
     cut = (n // 4 + 1e-9) / n
@@ -637,7 +639,7 @@ def summary(returns: list[float]) -> dict[str, Any]:
 
 
 def finish(command: Command) -> None:
-    """Once all trials have ended, evaluate the best with held-out seeds, and draw the figures."""
+    """Once all trials have ended, evaluate the best one with held-out seeds; draw the figures."""
     if command.stop.is_set():
         raise Stopped
     study = command.study
@@ -660,20 +662,20 @@ def finish(command: Command) -> None:
     if command.args.mlflow:
         try:
             copy_to_mlflow(command, result)
-        except Exception as error:  # any error of a server or of its client
+        except Exception as error:  # a server or its client can raise anything
             sys.exit(f"--mlflow: {plain(error)}; run the same command to try again")
 
 
 # === Tables and figures =========================================================================
 def write_table(study: optuna.Study, folder: Path) -> None:
-    """Write trials.csv: a row per trial with its settings, and the reason if it failed."""
+    """Write trials.csv, with one row per trial: its settings, and the reason if it failed."""
     table = study.trials_dataframe(("number", "state", "value", "duration", "params", "user_attrs"))
     table = table.drop(columns=["user_attrs_place", "user_attrs_heard"], errors="ignore")
     table.to_csv(folder / "trials.csv", index=False)
 
 
 def draw(study: optuna.Study, folder: Path) -> None:
-    """Draw Optuna's figures, as HTML."""
+    """Write the figures of Optuna as HTML files."""
     top = list(optuna.importance.get_param_importances(study))[:4]
     figures = {
         "optimization_history": visualization.plot_optimization_history(study),
@@ -687,7 +689,7 @@ def draw(study: optuna.Study, folder: Path) -> None:
 
 # === MLflow =====================================================================================
 def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
-    """Log a finished study: a run, and a child run for each trial, replacing earlier ones."""
+    """Log a finished study as a run with one child run per trial; delete earlier copies."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -710,7 +712,7 @@ def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
 
 
 def log_metrics(mlflow: Any, trial: FrozenTrial, trials: Path) -> None:
-    """Log the value of a trial, and the metrics of each seed over environment steps."""
+    """Log the value of a trial, and the metrics for each seed over environment steps."""
     if trial.state == TrialState.COMPLETE:
         mlflow.log_metric("value", trial.value)
     for folder in trials.glob(run_of(trial, trials, "*").name):
@@ -735,7 +737,7 @@ def log_verdict(mlflow: Any, folder: Path, result: dict[str, Any]) -> None:
 # === Command ====================================================================================
 def begin(args: Args, words: list[str]) -> Command:
     """Open the study that the command line describes."""
-    if args.workers > 1:  # several share a GPU
+    if args.workers > 1:  # the workers share a GPU
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     args.script = find_script(args.script)
     given = ask_script(args.script.absolute(), words)
@@ -754,7 +756,7 @@ def begin(args: Args, words: list[str]) -> Command:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         study = open_study(name, args, folder, begun, {x: defaults[x] for x in space})
-    except Exception as error:  # any error of a database or of its client
+    except Exception as error:  # a database or its client can raise anything
         fail(f"the study cannot be opened: {error}")
     trials = folder / study.user_attrs["id"]
     (trials / "fresh").mkdir(parents=True, exist_ok=True)
@@ -774,10 +776,10 @@ def tune(command: Command) -> None:
 
 def main(args: Args, words: list[str]) -> None:
     logging.disable(logging.WARNING)  # Optuna and MLflow log every step
-    warnings.simplefilter("ignore")  # defaults outside a range, intervals of one seed, ...
+    warnings.simplefilter("ignore")  # such as defaults outside a range, or intervals from one seed
     command = begin(args, words)
     guard = processes.Guard(command.mark, GRACE)
-    status = 1  # if a script was stopped from outside
+    status = 1  # exit status if a script was stopped by a signal that tune.py did not get
 
     def stop(number: int, frame: Any) -> None:
         nonlocal status

@@ -1,4 +1,4 @@
-"""The robots of brax for gymnax 1.0.1. The physics runs in JAX, so complete rollouts are compiled.
+"""Robots from brax for gymnax 1.0.1. The physics runs in JAX, so complete rollouts are compiled.
 
     pip install brax==0.14.2
     python more/ppo_continuous_linen.py --env-id envs.brax:HalfCheetahSpring
@@ -46,7 +46,7 @@ ROBOTS = {
 
 
 def __getattr__(name: str) -> partial[Pooled]:
-    """Return a function that makes the robot, such as HalfCheetahSpring."""
+    """Return a function that makes the robot called name, such as HalfCheetahSpring."""
     if name in ROBOTS:
         return partial(make, ROBOTS[name])
     for backend in ("Generalized", "Positional", "Spring", "MJX"):

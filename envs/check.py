@@ -1,4 +1,4 @@
-"""Check that the training scripts can use your environment, and recommend one of them.
+"""Check that the training scripts can use your environment, and recommend a script.
 
     python ~/ppo-rosetta/envs/check.py my_module:MyEnv     # gymnax: a class or a function
     python ~/ppo-rosetta/envs/check.py my_module:MyEnv-v0  # Gymnasium: a registered id
@@ -17,7 +17,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Search the current folder last, so that a file random.py there does not hide the package.
+    # Search the current folder last, so that a file like random.py does not shadow a module.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path = [folder for folder in sys.path if folder not in (here, os.getcwd())]
     sys.path += [os.path.dirname(here), os.getcwd()]
@@ -59,23 +59,23 @@ REPEATED_STEPS = 300  # taken again with the same seed
 PROGRESS_AFTER = 2.0  # seconds between progress lines
 PATIENCE = 120.0  # seconds after which a call into the environment counts as hanging
 ASYNC_SECONDS = 1.5  # measured time per number of environments
-ASYNC_PATIENCE = 60.0  # seconds for one measurement, with the start of the environments
-ASYNC_GAIN = 1.2  # least speed-up for which async is recommended
+ASYNC_PATIENCE = 60.0  # seconds for one measurement, including the start of the environments
+ASYNC_GAIN = 1.2  # minimum speed-up for which async is recommended
 ATARI_ENVS = 8  # the default of the scripts for images
 CNN = "more/ppo_cnn_linen_gymnasium.py"
-MIN_IMAGE = 5  # pixels per side that SMALL_CONVS need
-MIN_LARGE_IMAGE = 36  # pixels per side that the default convolutions need
+MIN_IMAGE = 5  # minimum pixels per side for SMALL_CONVS
+MIN_LARGE_IMAGE = 36  # minimum pixels per side for the default convolutions
 SMALL_CONVS = ["--conv-channels", "16", "32", "--conv-kernels", "3", "3"]
 SMALL_CONVS += ["--conv-strides", "1", "2"]
 
 
 class Checked(NamedTuple):
-    """The properties of an environment on which the recommended script depends."""
+    """Properties of an environment that determine the recommended script."""
 
     is_continuous: bool
     action_shape: tuple[int, ...]
     obs_shape: tuple[int, ...]
-    fits_cnn: bool = False  # uint8 images from 0 to 255, as the scripts for images need them
+    fits_cnn: bool = False  # obs are uint8 images from 0 to 255, which scripts for images need
 
 
 # === gymnax =====================================================================================
@@ -119,9 +119,8 @@ def check_types(env: Any, params: Any, is_continuous: bool, space: Any) -> None:
         action = jax.ShapeDtypeStruct(env.action_space(params).shape, jnp.float32)
     six = "obs, state, reward, terminated, truncated, info"
     steps: list[Any] = [("step", partial(env.step, params=params), six)]
-    if (
-        type(env).step is Environment.step
-    ):  # the inherited step calls step_env, whose errors are more specific
+    if type(env).step is Environment.step:
+        # The inherited step calls step_env. Check step_env first: its errors are more specific.
         five = "obs, state, reward, terminated, info"
         steps.insert(0, ("step_env", lambda *inputs: env.step_env(*inputs, params), five))
         if type(env).is_truncated is Environment.is_truncated:
@@ -201,7 +200,7 @@ def check_random_play(env: Any, params: Any, space: Any) -> None:
     has_step_env = getattr(type(env), "step_env", Environment.step_env) is not Environment.step_env
     if has_step_env and hasattr(state, "time") and limit is not None:
         check_time_limit(env, params, state, int(limit))
-        limit = None  # the lengths of episodes cannot say more
+        limit = None  # episode lengths add no information
     if hasattr(env, "render"):
         must_be_image(env.render(jax.tree.map(lambda x: np.asarray(x[0]), state), params))
     check_episode_ends(episodes, limit, reward.size)
@@ -283,13 +282,13 @@ class Watchdog:
 def check_gymnasium(env_id: str) -> Checked:
     """Check the environment my_module:MyEnv-v0, one instance at a time."""
     name = env_id.rpartition(":")[2]
-    # Without the wrappers of Gymnasium, whose errors are less specific.
+    # Disable the Gymnasium wrappers, because their errors are less specific.
     make: Any = partial(gymnasium.make, name, max_episode_steps=-1, disable_env_checker=True)
     watchdog = Watchdog()
     try:
         with watchdog.watch("the constructor"):
             env = make()
-    except gymnasium.error.DependencyNotInstalled as error:  # it says how to install the package
+    except gymnasium.error.DependencyNotInstalled as error:  # names the package
         fail(str(error))
     for part in ("action_space", "observation_space"):
         must(hasattr(env, part), f"{name} has no {part}, which Gymnasium needs")
@@ -331,7 +330,7 @@ def how_to_flatten(env: Any, env_id: str) -> str:
         obs = flat.step(env.action_space.sample())[0]
         works = isinstance(flat.observation_space, gymnasium.spaces.Box)
         works = works and obs.shape == flat.observation_space.shape
-    except Exception:  # as for spaces of variable size
+    except Exception:  # for example if a space has a variable size
         works = False
     if not works:
         return ". FlattenObservation does not work here: return one array yourself"
@@ -358,12 +357,12 @@ class Played(NamedTuple):
     obs_dtypes: set[str]
     episodes: list[tuple[int, bool]]  # length, and whether it terminated
     num_steps: int
-    step_seconds: float  # in all calls of step
-    reset_seconds: float  # in all calls of reset except the first, which may load files
+    step_seconds: float  # total duration of all calls to step
+    reset_seconds: float  # the same for reset, without the first call, which may load files
 
 
 def play(env: Any, limit: int | None, steps: int, watchdog: Watchdog) -> Played:
-    """Take up to `steps` random steps, and stop early after SECONDS."""
+    """Take up to `steps` random steps, but stop after SECONDS."""
     env.action_space.seed(0)
     with watchdog.watch("reset"):
         result = env.reset(seed=0, options=None)
@@ -468,7 +467,7 @@ def check_render(make: Any, modes: Any, watchdog: Watchdog) -> None:
             if env.render_mode == "rgb_array":
                 image = env.render()
             env.close()
-    except TypeError as error:  # from Gymnasium, and lists the arguments of __init__
+    except TypeError as error:  # raised by Gymnasium; lists the arguments of __init__
         must("render_mode" not in str(error), rule)
         raise
     except Exception as error:  # such as MuJoCo without a display
@@ -531,8 +530,8 @@ def measure_speed(env_id: str, vectorization: str, num_envs: int) -> float | str
     """Run envs/speed.py in a separate process group, which is killed at the end."""
     command = [sys.executable, str(ROOT / "envs/speed.py"), env_id, vectorization, str(num_envs)]
     command += [str(ASYNC_SECONDS)]
-    variables = os.environ | {"PYTHONSAFEPATH": "1"}  # a file in this folder hides no package
-    # Files rather than pipes: a simulator that survives would keep a pipe open.
+    variables = os.environ | {"PYTHONSAFEPATH": "1"}  # do not import from this folder
+    # Use files rather than pipes, because a simulator that survives would keep a pipe open.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
             command, stdout=out, stderr=err, env=variables, start_new_session=True
@@ -560,7 +559,7 @@ def reason_of(output: str) -> str:
 
 
 def recommend_vectorization(speeds: dict[tuple[str, int], float | str]) -> tuple[str, list[str]]:
-    """Return a sentence and the flags for the training script."""
+    """Return a recommendation as a sentence, and as flags for the training script."""
     numbers = {key: x for key, x in speeds.items() if not isinstance(x, str)}
     sync = [x for (name, _), x in numbers.items() if name == "sync"]
     many = {n: x for (name, n), x in numbers.items() if name == "async"}
@@ -590,7 +589,7 @@ def check_atari(env_id: str) -> None:
     name = env_id.removeprefix("ale_py:")
     try:
         gymnasium.spec(name)
-    except gymnasium.error.Error as error:  # it suggests a similar name
+    except gymnasium.error.Error as error:  # the error suggests a similar name
         fail(str(error))
     speed = measure_speed(f"ale_py:{name}", "vector_entry_point", ATARI_ENVS)
     if isinstance(speed, str):

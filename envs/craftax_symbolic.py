@@ -8,14 +8,13 @@ Rules, worlds, observations and rewards come from the craftax package (Matthews 
 license). This file calls the package and contains none of its code. It splits `done`: the death of
 the player or of the last boss terminates an episode, and max_timesteps truncates it.
 
-The environment of the package generates a new world in every environment at every step, which takes
-as long as a dozen steps, and usually discards it. This one needs a world only at the start of an
-episode, and picks one of num_worlds worlds that are generated at the first reset. An agent may
-memorize them, so its returns say little about other worlds: in ten million steps with episodes of
-300 steps, each of the 1,024 worlds appears 33 times. The 1,024 worlds take 127 MB, and each program
-compiled with them holds a copy. CraftaxSymbolicEndless generates a new world for each episode; with
-equal keys it matches the environment of the package. studies/craftax/README.md compares their
-speeds.
+The original environment generates a new world at every step, which takes as long as a dozen steps,
+and usually discards it. CraftaxSymbolic needs a world only at the start of an episode, and picks
+one of num_worlds worlds that are generated at the first reset. An agent may memorize them, so its
+returns say little about other worlds: in ten million steps with episodes of 300 steps, each of the
+1,024 worlds appears 33 times. The 1,024 worlds take 127 MB, and each program compiled with them
+holds a copy. CraftaxSymbolicEndless generates a new world for each episode; with equal keys it
+matches the original environment. studies/craftax/README.md compares their speeds.
 """
 
 from functools import cached_property, partial
@@ -61,7 +60,7 @@ class CraftaxSymbolic(environment.Environment):
 
     @cached_property
     def worlds(self) -> Any:
-        """NumPy arrays (num_worlds, ...), or (1, ...) if all worlds have the same values.
+        """Worlds as NumPy arrays (num_worlds, ...); (1, ...) if an array is equal in all worlds.
 
         Compiled programs hold copies of these arrays, so integers that fit are stored as uint8.
         """
@@ -96,9 +95,8 @@ class CraftaxSymbolic(environment.Environment):
     def step_env(self, key: jax.Array, state: Any, action: Any, params: Any) -> tuple:
         """Take an action. Return obs, state, reward, terminated and info."""
         obs, state, reward, _, info = self.game.step_env(key, state, action, params)
-        info["discount"] = self.discount(
-            state, params
-        )  # not 0 at the time limit, as in the package
+        # Unlike in the package, the discount is not 0 at the time limit.
+        info["discount"] = self.discount(state, params)
         obs, state, reward = strong((obs, state, reward))
         return obs, state, reward, self.is_terminated(state, params), info
 
@@ -175,5 +173,5 @@ CraftaxClassicSymbolicEndless = partial(CraftaxClassicSymbolic, num_worlds=0)
 
 
 def strong(tree: Any) -> Any:
-    """Convert to arrays without weak types, which only some functions of the package return."""
+    """Convert to arrays without weak types, which some functions in the package return."""
     return jax.tree.map(lambda x: x.astype(x.dtype), jax.tree.map(jnp.asarray, tree))

@@ -1,4 +1,4 @@
-"""Doors for gymnax. doors_gymnasium.py has the rules, and the same game for Gymnasium.
+"""Doors for gymnax. doors_gymnasium.py contains the rules, and the same game for Gymnasium.
 
 python more/dqn_linen.py --env-id envs.doors:Doors
 """
@@ -46,7 +46,7 @@ class Doors(environment.Environment):
         return self.start(*layout(a, b))
 
     def start(self, agent: Any, goal: Any) -> tuple[jax.Array, State]:
-        """Start an episode with agent and goal in these columns. Return obs and state."""
+        """Start an episode with the columns of agent and goal. Return obs and state."""
         state = State(*map(jnp.int32, (START_ROW, agent, goal, 0)))
         return self.observe(None, state), state
 

@@ -1,4 +1,4 @@
-"""Doors: cross a wall through one of three gaps. The rules, and the game for Gymnasium.
+"""Doors: cross a wall through one of three gaps. This file has the rules and the Gymnasium game.
 
     ........x......   row 0: the goal x
     ...............
@@ -17,8 +17,8 @@ vectors of length 15: the row and the column of the agent, and the column of the
 
 With the settings of this command, agents solve all layouts; see studies/doors.
 
-doors.py is the same game for gymnax, with the rules of this file. This file does not import JAX,
-so that PyTorch scripts start faster.
+doors.py is the same game for gymnax, and imports its rules from this file. This file does not
+import JAX, so that PyTorch scripts start faster.
 
 The task comes from a public comparison of DQN in PyTorch and Flax, engyasin/ilsurvey on GitHub.
 Its two games differed. In JAX, one key determined both columns, some moves into the wall earned a
@@ -79,12 +79,12 @@ def scramble(x: Any) -> Any:
 
 
 def all_layouts() -> np.ndarray:
-    """Columns of agent and goal in all layouts, (225, 2). The goal changes fastest."""
+    """Return the columns of agent and goal in all layouts, (225, 2). The goal changes fastest."""
     return np.indices((SIZE, SIZE)).reshape(2, -1).T
 
 
 def optimal_steps(agent: Any, goal: Any) -> Any:
-    """Length of a shortest path between these columns, which are integers or arrays."""
+    """Return the length of a shortest path between two columns, given as integers or arrays."""
     sideways = [abs(agent - gap) + abs(goal - gap) for gap in GAPS]
     return START_ROW - GOAL_ROW + np.min(sideways, axis=0)
 
@@ -107,8 +107,8 @@ def draw(row: int, column: int, goal: int) -> np.ndarray:
 class DoorsGymnasium(gymnasium.Env):
     """Doors for Gymnasium, in plain Python.
 
-    It counts its steps itself, because the TimeLimit wrapper of Gymnasium also sets truncated if
-    the episode terminates in the last step.
+    The class counts its steps itself, because the TimeLimit wrapper in Gymnasium also sets
+    truncated if the episode terminates in the last step.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
@@ -123,9 +123,9 @@ class DoorsGymnasium(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
         """Start an episode. Return obs (45,) and info.
 
-        options={"words": (a, b)} gives the layout of a gymnax key with these words, and
-        options={"layout": (agent, goal)} these columns. Raises ValueError if there is no such
-        column.
+        options={"words": (a, b)} selects the layout for a gymnax key with these words, and
+        options={"layout": (agent, goal)} selects a layout by its columns. Raise ValueError if a
+        column does not exist.
         """
         super().reset(seed=seed)
         options = options or {}

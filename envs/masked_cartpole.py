@@ -17,7 +17,7 @@ from gymnax.environments.classic_control.cartpole import CartPole, EnvParams, En
 
 
 class MaskedCartPole(CartPole):
-    """For gymnax."""
+    """CartPole without velocities, for gymnax."""
 
     def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
         return jnp.array([state.x, state.theta])
@@ -27,7 +27,7 @@ class MaskedCartPole(CartPole):
 
 
 def make_masked(**options) -> gymnasium.Env:
-    """For Gymnasium."""
+    """Return CartPole without velocities, for Gymnasium."""
     space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     env = CartPoleEnv(**options)
     return gymnasium.wrappers.TransformObservation(env, lambda obs: obs[[0, 2]], space)

@@ -1,4 +1,4 @@
-"""gymnax's MemoryChain with 30 steps instead of 5.
+"""MemoryChain from gymnax with 30 steps instead of 5.
 
     python more/ppo_rnn_linen.py --env-id envs.memory_chain:MemoryChain30
 

@@ -1,4 +1,4 @@
-"""PixelGrid: a gridworld that is observed as an image, in Gymnasium.
+"""PixelGrid: a gridworld with image observations, for Gymnasium.
 
     python more/ppo_cnn_torch_gymnasium.py --env-id envs.pixel_grid:PixelGrid-v0 \\
         --conv-channels 16 32 --conv-kernels 3 3 --conv-strides 1 2 --hidden-sizes 64 \\
@@ -60,7 +60,7 @@ class PixelGrid(gymnasium.Env):
         return self.image[row : row + PIXELS, column : column + PIXELS, 0]
 
     def render(self) -> np.ndarray:
-        """Return the image enlarged, (192, 192, 3) uint8."""
+        """Return the enlarged image, (192, 192, 3) uint8."""
         return self.image.repeat(16, axis=0).repeat(16, axis=1).repeat(3, axis=2)
 
 

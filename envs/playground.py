@@ -1,4 +1,4 @@
-"""The DeepMind Control Suite of MuJoCo Playground for gymnax 1.0.1, with physics in JAX.
+"""The DeepMind Control Suite from MuJoCo Playground for gymnax 1.0.1, with physics in JAX.
 
     pip install playground==0.2.0
     python more/ppo_continuous_linen.py --env-id envs.playground:CheetahRun
@@ -37,7 +37,7 @@ def make(name: str) -> Pooled:
 
 
 def __getattr__(name: str) -> partial[Pooled]:
-    """Return a function that makes the task, such as CheetahRun."""
+    """Return a function that makes the task called name, such as CheetahRun."""
     if name in dm_control_suite.ALL_ENVS:
         return partial(make, name)
     raise AttributeError(f"{__name__} has no {name}")

@@ -1,8 +1,8 @@
-"""Adapt environments with the interface of brax to gymnax 1.0.1.
+"""Adapt environments with the brax interface to gymnax 1.0.1.
 
-At every step, gymnax computes a reset of every environment and usually discards it. If a reset is
-expensive, as in brax and MuJoCo Playground, that takes longer than the step itself. So initial
-states are computed once, and a reset picks one of them.
+At every step, gymnax computes a reset of every environment and usually discards it. If resets are
+expensive, as in brax and MuJoCo Playground, a reset takes longer than the step itself. Pooled
+therefore computes initial states once, and a reset picks one of them.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ from gymnax.environments import environment, spaces
 @struct.dataclass
 class State:
     inner: Any  # state of the wrapped environment
-    time: jax.Array  # () int32, steps of the current episode; gymnax uses it for the time limit
+    time: jax.Array  # () int32, steps in the current episode; gymnax reads it for the time limit
 
 
 class Pooled(environment.Environment):
-    """An environment with the interface of brax, for gymnax.
+    """Wrap an environment with the brax interface for gymnax.
 
     env.reset(key) and env.step(state, action) return a state with obs, reward, done and info. done
     ignores the time limit, max_steps. Episodes start from one of num_starts initial states, which
@@ -31,7 +31,7 @@ class Pooled(environment.Environment):
     def __init__(self, env: Any, max_steps: int = 1000, num_starts: int = 1024) -> None:
         self.env, self.max_steps, self.num_starts = env, max_steps, num_starts
         keys = jax.random.split(jax.random.PRNGKey(0), num_starts)
-        # It runs once, so skip optimizations: brax then compiles in half the time.
+        # This runs only once, so skip optimizations: brax then compiles in half the time.
         options = {"xla_backend_optimization_level": 0}
         starts = jax.jit(jax.vmap(env.reset), compiler_options=options)(keys)
         self.starts = jax.tree.map(np.asarray, starts)  # sync

@@ -17,7 +17,7 @@ import numpy as np
 
 
 class DropInfo(gymnasium.Wrapper):
-    """Drop info, as the training scripts do: merging it is slow."""
+    """Drop info, as the training scripts do, because merging it is slow."""
 
     def reset(self, **options: Any) -> tuple:
         obs, _ = self.env.reset(**options)
@@ -29,7 +29,7 @@ class DropInfo(gymnasium.Wrapper):
 
 
 def steps_per_second(env_id: str, vectorization: str, num_envs: int, seconds: float) -> float:
-    """Step num_envs environments for this many seconds, as the training scripts do."""
+    """Step num_envs environments for `seconds`, and return environment steps per second."""
     options: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
     options["copy"] = False
     if vectorization == "async":

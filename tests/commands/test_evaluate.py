@@ -180,7 +180,7 @@ def test_a_custom_script_with_continuous_actions(copied_run, command, tmp_path):
 
 def test_a_script_in_any_folder(copied_run, command, tmp_path):
     change(copied_run, script="mine")
-    sentence = "There is no mine.py beside evaluate.py: add --script path/to/mine.py\n"
+    sentence = "There is no mine.py next to evaluate.py: add --script path/to/mine.py\n"
     assert command(copied_run) == (2, "", sentence)
     (tmp_path / "else where").mkdir()
     mine = shutil.copy(ROOT / "ppo_linen.py", tmp_path / "else where/mine.py")
@@ -412,7 +412,7 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
         ("--seed -1", "--seed must be 0 or more"),
         ("--script missing.py", "--script: missing.py is not a Python file"),
         ("--num-envs 0", "--num-envs must be 1 or more"),
-        ("--num-envs 8", "(8), so that each environment plays as many: try 104"),
+        ("--num-envs 8", "(8), so that all environments play equally many: try 104"),
     ],
 )
 def test_usage_errors(flags, sentence, command, monkeypatch):
@@ -458,7 +458,7 @@ UNTRUSTED = [
         "this run uses your module evil; add --env-id 'evil:a; b'\n",
     ),
     ({"args": {"env_id": "\x1b[31m"}}, "run.json: env_id is not printable: ?[31m"),
-    ({"args": {"exp_name": "x"}}, "is damaged, or a run of another version of ppo_linen.py: "),
+    ({"args": {"exp_name": "x"}}, "is damaged, or from a different version of ppo_linen.py: "),
 ]
 
 
