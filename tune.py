@@ -575,7 +575,8 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
         study.set_user_attr("id", f"{time.time_ns():x}")
     other = [x for x in begun if begun[x] != study.user_attrs["begun"].get(x)]
     if other:
-        fail(f"study {name} was started with another {other[0]}; choose another --study")
+        changed = f"study {name} was started with different settings ({other[0]})"
+        fail(f"{changed}; choose another --study")
     return study
 
 
@@ -648,7 +649,7 @@ def finish(command: Command) -> None:
         return
     best = best_of(study)
     if best is None:
-        raise TrialError("no trial is complete; trials.csv has the reasons")
+        raise TrialError("no trial is complete; trials.csv lists the reasons")
     result = verdict(command, best)
     (command.folder / "best.json").write_text(json.dumps(result, indent=2))
     seeds = command.args.fresh_seeds

@@ -80,7 +80,7 @@ def show_race(args: argparse.Namespace) -> int:
     found = races.read(args.file)
     times = found[-1].compared_times() if found else None
     if times is None or len(times) < races.LEAST_TURNS or len(times.columns) < 2:
-        raise SourceError(f"{args.file}: too few rounds")
+        raise SourceError(f"{args.file} has too few rounds or programs to compare")
     last = found[-1]
     first = last.first()
     ratios = times.drop(columns=first).div(times[first], axis=0)

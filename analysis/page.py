@@ -37,13 +37,13 @@ class Bullets(NamedTuple):
 
 
 class Plot(NamedTuple):
-    name: str  # name of the file, without suffix; never untrusted text
+    name: str  # file name without suffix; never untrusted text
     figure: Figure
     caption: str
 
 
 class Table(NamedTuple):
-    name: str  # name of the file, without suffix; never untrusted text
+    name: str  # file name without suffix; never untrusted text
     caption: str
     frame: pd.DataFrame  # raw numbers, for the CSV file
     cells: pd.DataFrame  # formatted text

@@ -23,8 +23,8 @@ LEAST_TURNS = 6  # minimum number of rounds for an interval
 class Turn(NamedTuple):
     """Number of iterations of one program in one round, and their duration."""
 
-    turn: int  # number of the round
-    program: int  # number of the program
+    turn: int  # round number, from 0
+    program: int  # index in the list of programs
     iterations: Annotated[int, Field(gt=0)]
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -36,7 +36,7 @@ class Info(BaseModel, extra="allow"):
     # Number of rounds at the start that are not evaluated; files from 2026 use the second name.
     discarded: int = Field(validation_alias=AliasChoices("discarded", "thrown_away"))
     args: dict[str, Any]
-    steps: list[int | None] = []  # environment steps per iteration of each program, if known
+    steps: list[int | None] = []  # environment steps per iteration for each program, if known
 
 
 class Race(NamedTuple):
@@ -60,7 +60,7 @@ class Race(NamedTuple):
         return list(map(clean, self.info["programs"]))
 
     def steps(self) -> dict[str, int]:
-        """Return the environment steps per iteration of the programs that report them."""
+        """Return the environment steps per iteration, for the programs that report them."""
         steps = self.info.get("steps") or [None] * len(self.names())
         return {name: x for name, x in zip(self.names(), steps, strict=True) if x}
 
@@ -127,7 +127,7 @@ def named(path: Path) -> dict[str, Race]:
 
 
 def ratio_of(times: pd.Series, first: pd.Series) -> Interval:
-    """Return the median over rounds of the ratio of two programs, and its 95% interval.
+    """Return the median, over rounds, of the ratio of two times, with its 95% interval.
 
     The interval comes from order statistics, so a burst of other load in a few rounds does not
     affect it.
@@ -139,14 +139,14 @@ def ratio_of(times: pd.Series, first: pd.Series) -> Interval:
 
 
 def is_known(ratio: Interval, within: float) -> bool:
-    """Return whether both ends of the interval are within this fraction of the estimate."""
+    """Return whether both ends of an interval deviate from the estimate by at most `within`."""
     return ratio.high / ratio.estimate <= 1 + within and ratio.low / ratio.estimate >= 1 - within
 
 
 def sentence(name: str, first: str, ratio: Interval, within: float) -> str:
     """Return a sentence that compares two programs."""
     if np.isnan(ratio.low):
-        return f"{name} and {first}: too few turns to compare them."
+        return f"{name} and {first}: too few rounds to compare them."
     inside = f"95% interval {ratio.low:.3f} to {ratio.high:.3f}"
     if 1 - within < ratio.low and ratio.high < 1 + within:
         return f"{name} and {first} are equally fast here, to within {100 * within:g}% ({inside})."

@@ -14,7 +14,7 @@ from analysis.measures import Experiment, in_order, timed
 from analysis.page import Block, Bullets, Plot, Section, Table, Text
 from analysis.runs import Data, load
 
-MOST_CHAPTERS = 8  # further experiments are only listed
+MOST_CHAPTERS = 8  # maximum number of experiments with a chapter; others are only listed
 # Column -> unit, number of units per second, and name.
 DURATIONS = {
     "process": ("s", 1.0, "entire training"),
@@ -176,7 +176,7 @@ def platform_section(several: Sequence[Experiment]) -> Section | None:
 
 
 def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
-    """Compare two sets of results: the time of `runs` divided by that of `old`."""
+    """Return a section that compares two sets of results by the ratio of new to old times."""
     both = pd.concat([runs.assign(set="new"), old.assign(set="old")], ignore_index=True)
     both = both[both["sync"] == both["sync"].all()]
     if runs["platform"].nunique() == old["platform"].nunique() == 1:

@@ -36,8 +36,8 @@ FOREIGN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErr
 class Data(NamedTuple):
     """The runs and iterations of a source."""
 
-    runs: pd.DataFrame  # a row per run
-    iterations: pd.DataFrame  # a row per run and iteration; `run` refers to the table of runs
+    runs: pd.DataFrame  # one row per run
+    iterations: pd.DataFrame  # one row per run and iteration; `run` refers to the table of runs
     left_out: dict[str, str]  # name of an excluded run -> reason
     notes: tuple[str, ...] = ()  # sentences about values that were filled in or ignored
 
@@ -215,7 +215,7 @@ def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
     """Return the mean returns that evaluate.py measured for the trained agent, by column."""
     found = {}
     for name, (file, epsilon) in EVALUATIONS.items():
-        with suppress(*FOREIGN):  # missing, or not written by evaluate.py
+        with suppress(*FOREIGN):  # the file is missing, or evaluate.py did not write it
             result = parse(path / file)
             rules = [result[x] for x in ("iteration", "actions", "epsilon", "max_steps")]
             if rules == [num_iterations, "greedy", epsilon, 10_000] and result["episodes"] >= 100:
@@ -228,13 +228,13 @@ def read_wandb(path: str, filters: dict[str, Any] | None) -> Data:
     """Return the finished runs of "entity/project", and the reasons for excluded runs."""
     if not re.fullmatch(r"[^/]+/[^/]+", path):
         raise SourceError(f"a W&B source is wandb:entity/project, not wandb:{path}")
-    import wandb  # takes half a second
+    import wandb  # importing wandb takes half a second
 
     wandb.setup(wandb.Settings(silent=True))  # fail without a key instead of asking for one
     try:
         found = list(wandb.Api(timeout=30).runs(path, filters, per_page=100, lazy=False))
         finished = [run for run in found if "status" in run.summary_metrics]
-        with ThreadPoolExecutor(8) as pool:  # each history takes several requests
+        with ThreadPoolExecutor(8) as pool:  # reading a history takes several requests
             histories = list(pool.map(read_history, finished))
     except (wandb.Error, ValueError) as error:
         raise SourceError(f"W&B returned no runs for {path}: {error}") from error

@@ -14,9 +14,9 @@ import pandas as pd
 from scipy import stats
 
 BLOCK = ("mode", "platform", "settings", "sync", "env_id", "size", "repeat")
-WHOLE_RUN = ("total", "process", "final_return")  # depend on the number of iterations
+WHOLE_RUN = ("total", "process", "final_return")  # columns that depend on num_iterations
 CONFIDENCE = 0.95
-LEAST_RUNS = 5  # per side; fewer runs would miss a rare failure
+LEAST_RUNS = 5  # minimum number of runs per side; fewer would miss a rare failure
 
 
 class Interval(NamedTuple):

@@ -15,7 +15,7 @@ from analysis.schema import SourceError
 from analysis.stats import Interval
 
 Cell = Callable[[pd.Series], str]
-# Title -> column; every table starts with those of these columns that it has.
+# Key columns, title -> column. Every table starts with the key columns that it has.
 KEYS = {"platform": "platform", "hyperparameters": "settings", "network": "size"}
 KEYS |= {"environment": "env_id", "script": "mode"}
 TIMES = {"startup": "startup", "steady": "steady iteration", "process": "entire training"}

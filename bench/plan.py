@@ -68,7 +68,7 @@ ALL = [
     for name in KNOWN
     if (ENVIRONMENTS[name]["library"], ENVIRONMENTS[name]["actions"]) == ("gymnax", "discrete")
 ]
-NETWORKS = SIZES | {"default": []}  # units per hidden layer; "default" is the script's default
+NETWORKS = SIZES | {"default": []}  # units per hidden layer; "default" keeps the script default
 
 # === Studies ====================================================================================
 # Each description completes the sentence "NAME must be".

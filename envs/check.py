@@ -470,7 +470,7 @@ def check_render(make: Any, modes: Any, watchdog: Watchdog) -> None:
     except TypeError as error:  # raised by Gymnasium; lists the arguments of __init__
         must("render_mode" not in str(error), rule)
         raise
-    except Exception as error:  # such as MuJoCo without a display
+    except Exception as error:  # for example from MuJoCo without a display
         print(f"A GIF cannot be drawn here: {type(error).__name__}: {error}")
         return
     must(env.render_mode == "rgb_array", rule)
@@ -585,7 +585,7 @@ def check_atari(env_id: str) -> None:
     """Play random games in the threads of ale-py, as the scripts for images do."""
     if importlib.util.find_spec("ale_py") is None:
         fail("Atari games need the package ale-py (GPL-2.0): pip install ale-py==0.12.1")
-    importlib.import_module("ale_py")  # registers its games
+    importlib.import_module("ale_py")  # registers the games
     name = env_id.removeprefix("ale_py:")
     try:
         gymnasium.spec(name)

@@ -207,7 +207,7 @@ def read_cells(root: Path) -> list[Cell]:
 
 
 def is_part(cell: Cell, other: Cell) -> bool:
-    """Return whether another study contains all runs of the cell."""
+    """Return whether another cell contains all runs in the cell."""
     keys = ["mode", "env_id", "size", "platform", "repeat", "process", "steady"]
     return len(cell.runs.merge(other.runs[keys], on=keys)) == len(cell.runs)
 

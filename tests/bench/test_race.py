@@ -343,7 +343,7 @@ UNCLEAR = "No significant difference between b and a"
         ((1.01, 0.98, 1.02), f"{EQUAL} (95% interval 0.980 to 1.020)."),
         ((1.01, 1.005, 1.02), f"{EQUAL} (95% interval 1.005 to 1.020)."),
         ((1.1, 0.9, 1.2), f"{UNCLEAR}: 1.100 (95% interval 0.900 to 1.200)."),
-        ((1.1, np.nan, np.nan), "b and a: too few turns to compare them."),
+        ((1.1, np.nan, np.nan), "b and a: too few rounds to compare them."),
     ],
 )
 def test_sentence(ratio, sentence):

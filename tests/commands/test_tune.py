@@ -382,7 +382,7 @@ def test_failures_are_reported_and_the_study_continues(project):
 
 def test_if_all_trials_fail_the_error_is_one_line(project):
     status, out, err = run(project, *QUICK, "--trials", 1, diverged="")
-    assert (status, err) == (1, "no trial is complete; trials.csv has the reasons\n")
+    assert (status, err) == (1, "no trial is complete; trials.csv lists the reasons\n")
     assert "trial 0: the return of an agent is not finite" in out
 
 
@@ -426,7 +426,8 @@ def test_a_study_continues_only_with_the_same_code_and_in_one_command(project):
     assert run(project, *words)[0] == 0
     code = (project / "fake.py").read_text()
     (project / "fake.py").write_text(code + "# another\n")
-    sentence = f"study {NAME} was started with another version; choose another --study\n"
+    changed = f"study {NAME} was started with different settings (version)"
+    sentence = f"{changed}; choose another --study\n"
     assert run(project, *words)[::2] == (2, sentence)
     (project / "fake.py").write_text(code)
     with tune.locked(project / "tuned" / NAME / "study.lock", ""):
