@@ -21,17 +21,11 @@ RACES = ("one core", "two cores")
 PRECISIONS = ("", ", bfloat16")
 OURS = (LINEN, *(f"{x}{y}" for x in ("compiled PyTorch", "PyTorch") for y in PRECISIONS))
 
-KEYS = ["run", "script", "seed"]
-SCRIPTS = {
-    "ppo_cnn_torch_gymnasium": "PyTorch, bfloat16",
-    "ppo_cnn_linen_gymnasium": "Linen, float32",
-}
-COLORS = dict(zip(SCRIPTS, (figures.RED, figures.BLUE), strict=True))
+KEYS = ["run", "seed"]
 STEPS = (500_000, 1_000_000, 1_500_000, 2_000_000)
 WINDOW = 100_000  # steps over which returns are averaged
 # Million steps and returns, read from CleanRL's figure PongNoFrameskip-v4.png (commit 2fff248d).
 CLEANRL = ((1, -9.0), (1.5, 5.0), (2, 12.5))
-CLEANRL_LABEL = "CleanRL's ppo_atari.py, 84 x 84, from its documentation"
 
 
 def costs(path: Path, name: str) -> pd.DataFrame:
@@ -70,7 +64,7 @@ def read(source: Path) -> pd.DataFrame:
     rows = data.iterations.merge(data.runs[KEYS], on="run")
     rows = rows.rename(columns={"charts/episodic_return": "return", "charts/episodes": "episodes"})
     columns = [*KEYS, "global_step", "return", "episodes", "time/elapsed"]
-    return rows[rows["episodes"] > 0][columns].sort_values(["script", "seed", "global_step"])
+    return rows[rows["episodes"] > 0][columns].sort_values(["seed", "global_step"])
 
 
 def return_at(run: pd.DataFrame, step: float) -> float:
@@ -85,7 +79,7 @@ def learning_table(source: Path) -> Table:
     """Return the duration and the returns by steps, with one row per script and seed."""
     rows = []
     for _, run in read(source).groupby("run", sort=False):
-        row = {"script": SCRIPTS[run["script"].iloc[0]], "seed": str(run["seed"].iloc[0])}
+        row = {"seed": str(int(run["seed"].iloc[0]))}
         row["minutes"] = number(run["time/elapsed"].iloc[-1] / 60)
         for step in STEPS:
             row[f"after {step / 1e6:g}M steps"] = number(return_at(run, step))
@@ -101,16 +95,15 @@ def draw_learning(source: Path) -> Figure:
     for _, run in read(source).groupby("run", sort=False):
         steps = np.arange(WINDOW, run["global_step"].max(), WINDOW / 5)
         values = [return_at(run, x) for x in steps]
-        axes.plot(steps / 1e6, values, color=COLORS[run["script"].iloc[0]], linewidth=1.3)
+        axes.plot(steps / 1e6, values, color=figures.RED, linewidth=1.3)
     steps, values = zip(*CLEANRL, strict=True)
     axes.plot(steps, values, "o", color=figures.GREY)
     axes.set_xlabel("million environment steps, of four frames each")
     axes.set_ylabel(f"mean return of the last {WINDOW:,} steps")
-    entries: list[tuple[Any, str]] = [
-        (Line2D([], [], color=color), f"{SCRIPTS[name]}, one line per seed")
-        for name, color in COLORS.items()
-    ]
-    entries.append((Line2D([], [], color=figures.GREY, marker="o", linestyle=""), CLEANRL_LABEL))
+    line = Line2D([], [], color=figures.RED)
+    points = Line2D([], [], color=figures.GREY, marker="o", linestyle="")
+    entries: list[tuple[Any, str]] = [(line, "PyTorch, 42 x 42, bfloat16: one line per seed")]
+    entries.append((points, "CleanRL's ppo_atari.py, 84 x 84: from its documentation"))
     figures.add_legend(figure, entries)
     return figure
 
