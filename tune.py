@@ -469,7 +469,7 @@ def run_trial(command: Command, trial: optuna.Trial) -> None:
     except optuna.TrialPruned:
         ended = study.tell(trial, state=TrialState.PRUNED)
     except UpdateFinishedTrialError:
-        return  # the heartbeat was so old that another process has continued the trial
+        return  # the heartbeat was so old that another process took over the trial
     except TrialError as error:
         defaults = {x: command.defaults[x] for x in command.space}
         if isinstance(error, Refused) and trial.params == defaults:

@@ -86,7 +86,7 @@ def markdown_table(cells: pd.DataFrame) -> str:
     rules = ["---:" if x else "---" for x in numeric_columns(cells)]
     rows = [map(escape, cells.columns), rules]
     for row in cells.itertuples(index=False, name=None):
-        rows.append([x if x == "-" else escape(x) for x in row])  # "-" is an empty cell, not a list
+        rows.append([x if x == "-" else escape(x) for x in row])  # leave "-" (empty cell) unescaped
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -319,7 +319,7 @@ class RunningMeanStd(nn.Module):
 
 
 class Stats(nn.Module):
-    """Initially mean 0 and variance 1, so that normalize() only clips in the first rollout."""
+    """Running statistics, initially mean 0 and variance 1, so normalize() at first only clips."""
 
     def __init__(self, obs_shape):
         super().__init__()

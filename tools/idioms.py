@@ -24,10 +24,10 @@ def read_idioms(root: Path) -> list[dict[str, Any]]:
 
 
 def excerpt(root: Path, source: dict[str, str]) -> Excerpt:
-    """Return a function or class in a file, or only its lines between two texts.
+    """Return the code of a function or class, or only some of its lines.
 
-    source has the keys file and name (such as "Agent.get_value"), and optionally from and to. Raise
-    SourceError if there is no such function, class or line.
+    source has the keys file and name (such as "Agent.get_value"). Optionally, from and to are text
+    in the first and in the last line. Raise SourceError if there is no such code.
     """
     code = (root / source["file"]).read_text(encoding="utf-8")
     where = f"{source['file']}: {source['name']}"

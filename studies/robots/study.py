@@ -109,7 +109,7 @@ def compiled_table(source: Path) -> Table:
 
 
 def curves(source: Path) -> pd.DataFrame:
-    """Return the mean returns of PPO in PANELS by steps, as points for figures.bands."""
+    """Return the learning curves of PPO in the PANELS environments, as points for figures.bands."""
     parts = []
     for experiment in experiments(load(source)):
         settings = experiment.runs["settings"].map(json.loads)

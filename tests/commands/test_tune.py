@@ -59,7 +59,7 @@ def begin(project, words, env, patch):
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(project / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(project)
-    os.environ.pop("PYTHONSAFEPATH", None)  # set in the server if an async test started it
+    os.environ.pop("PYTHONSAFEPATH", None)  # in case the server inherited it
     os.environ.update(env)
     sys.argv = ["tune.py", *words]
     tune.HERE = project  # folder of the stand-in for evaluate.py
@@ -136,7 +136,7 @@ def check_runs(project):
 
 # === Results ====================================================================================
 def test_a_study(project):
-    """The value is the interquartile mean over seeds. Held-out seeds evaluate the best trial."""
+    """The value is the interquartile mean over seeds. The best trial is rerun on held-out seeds."""
     words = ["fake.py", "--trials", 3, "--num-seeds", 4, "--fresh-seeds", 3, "--episodes", 7]
     words += ["--pruner", "none", "--workers", 2, "--space", "gamma=none", "--seconds", "0.1"]
     status, out, err = run(project, *words)
@@ -236,7 +236,7 @@ def new_study(folder, sampler="random"):
 
 
 def test_an_interrupted_trial_continues(tmp_path, capsys):
-    """This includes a trial without settings. A trial on another machine is left alone."""
+    """This includes a trial without hyperparameters. One on another machine is left alone."""
     args, space, study = new_study(tmp_path)
     command = tune.Command(args, [], {}, space, tmp_path, study, tmp_path, "here")
     study.ask()  # with the defaults of the script
@@ -271,7 +271,7 @@ def disable_guard():
 
 
 def test_a_command_waits_for_the_processes_of_a_killed_one(project):
-    """Without the guard, the training process survives, and no second one trains the run."""
+    """Without the guard, the training process outlives its command, so the next command waits."""
     words = ["fake.py", "--trials", 1, "--num-seeds", 1, "--fresh-seeds", 1, "--episodes", 5]
     command = start(project, *words, patch=disable_guard, **{"0000-": "hang"})
     wait_for(lambda: processes_in(project))

@@ -38,7 +38,7 @@ class Scripted(gymnasium.Env):
         length, terminated, truncated = ENDS[self.episode % len(ENDS)]
         ends = self.time == length
         assert self.time <= length, "step after the end of the episode"
-        # An integer reward, which would overflow if the action had eight bits.
+        # The reward is an integer. It would overflow if the action were an int8.
         reward = 200 * self.time + (action - 1) * 100
         info = {"x": 1 if self.draw % 2 else None}  # Gymnasium cannot merge these types
         return self.observe(action), reward, ends and terminated, ends and truncated, info

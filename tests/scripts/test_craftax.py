@@ -1,7 +1,7 @@
-"""Compare Craftax with the environment in its package, which generates a world at each restart.
+"""Compare our Craftax with the original environment, which generates a world at each restart.
 
-The game takes long to compile, so one scan steps all environments with the same keys, and the tests
-read its results. Only Craftax-Classic is tested; Craftax uses the same class.
+The game takes a long time to compile, so one scan steps all environments with the same keys, and
+the tests read its results. Only Craftax-Classic is tested; Craftax uses the same class.
 """
 
 from functools import partial
@@ -79,7 +79,7 @@ def test_steps_match_the_package(transitions):
 def test_death_terminates_and_the_limit_truncates(transitions):
     _, _, reward, terminated, truncated, info = transitions.pooled
     ends = np.zeros((NUM_STEPS, NUM_ENVS), bool)
-    ends[0, 0] = True  # its player dies in the first step
+    ends[0, 0] = True  # the player of environment 0 dies in the first step
     np.testing.assert_array_equal(terminated, ends)
     ends[:] = False
     ends[LIMIT - 1, 1:] = ends[LIMIT, 0] = True

@@ -542,7 +542,7 @@ def test_actions_are_uniform_until_learning_starts(known_run):
 
 
 def test_updates_read_only_stored_transitions_and_are_counted(known_run):
-    """One update per 8 steps after 1500. An unused transition would make the losses NaN."""
+    """One update per 8 steps after 1500. Sampling an empty entry would make the losses NaN."""
     assert [row["charts/updates"] for row in known_run.rows] == [0, 62, 125, 125]
     assert [row["losses/td_loss"] is None for row in known_run.rows] == [True, False, False, False]
     assert known_run.rows[-1]["losses/alpha"] < known_run.rows[1]["losses/alpha"] < 1
