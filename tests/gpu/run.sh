@@ -22,7 +22,7 @@ END
 
 work=runs/gpu
 wheels=tests/gpu/wheels
-# Images with jax and torch also have matplotlib, pandas, scipy and tensorboard.
+# Container images with jax and torch usually include matplotlib, pandas, scipy and tensorboard.
 packages=(flax equinox optax chex jaxtyping treescope wadler-lindig)
 packages+=(gymnax six gymnasium==1.3.0 farama-notifications cloudpickle)
 packages+=(pydantic==2.14.4 pydantic-core==2.50.5 annotated-types typing-inspection)
@@ -88,15 +88,19 @@ for script in more/ppo_linen_vmap.py more/ppo_torch_vmap.py; do
   for number in 1 8 64; do agents+=("$script --num-agents $number"); done
 done
 
-race() { # NAME SECONDS ARGUMENTS of race.py; SECONDS are estimates from an H100
+# Arguments: the name, a time limit in seconds (estimated for an H100), and arguments for race.py.
+race() {
   once "race-$1" "$2" race.py --out "$work/$1.jsonl" --seconds 0.25 --turns 14 "${@:3}" "${flags[@]}"
 }
 
-tests() { # NAME SECONDS ARGUMENTS of pytest
+# Arguments: the name, a time limit in seconds, and arguments for pytest.
+tests() {
   once "$1" "$2" -m pytest -v --tb=short -p no:cacheprovider "${@:3}"
 }
 
-once() { # NAME SECONDS ARGUMENTS of python: run if enough time is left, and keep the output
+# Run Python and keep the output, if enough time is left and the step has not run before. Arguments:
+# the name, a time limit in seconds, and arguments for Python.
+once() {
   local log=$work/$1.log
   if [[ $listing ]]; then
     echo "$1: python ${*:3}"
@@ -108,7 +112,8 @@ once() { # NAME SECONDS ARGUMENTS of python: run if enough time is left, and kee
   fi
 }
 
-runs() { # REGEX: runs of studies/gpu/grid.toml whose names start with it
+# Start the missing runs of studies/gpu/grid.toml whose names start with the regular expression $1.
+runs() {
   if [[ $listing ]]; then
     echo "runs: $1"
   elif begin "$1" 20; then
@@ -118,18 +123,21 @@ runs() { # REGEX: runs of studies/gpu/grid.toml whose names start with it
   fi
 }
 
-begin() { # NAME SECONDS: check that enough time is left
+# Print the name $1 of a step if $2 seconds are left. Otherwise, note it as left over and fail.
+begin() {
   if ((end - SECONDS >= $2)); then echo "[$SECONDS s] $1"; else left+=("$1") && false; fi
 }
 
-pack() { # the files that the analysis reads
+# Pack the files that the analysis reads.
+pack() {
   find "$work" -type f -regex '.*\.\(json\|jsonl\|log\)' ! -path '*/partial/*' -print0 |
     tar --null --files-from - -czf "$out/gpu.new"
   mv "$out/gpu.new" "$out/gpu.tar.gz"
 }
 
 # === Preparation ================================================================================
-make_environment() { # the packages of python3, and the missing ones from the wheels
+# Create an environment with the packages of python3 and the downloaded wheels.
+make_environment() {
   export VENV=.venv-gpu
   if [[ -e $VENV/complete ]]; then return; fi
   python3 -m venv --clear --without-pip "$VENV"
@@ -141,7 +149,8 @@ make_environment() { # the packages of python3, and the missing ones from the wh
   touch "$VENV/complete"
 }
 
-rehearse() { # two runs of each step
+# Run all steps in a copy of the project, but only two runs of the grid per step.
+rehearse() {
   local copy
   copy=$(mktemp -d)
   git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy"
@@ -152,7 +161,7 @@ rehearse() { # two runs of each step
 }
 
 listing="" left=() out=${OUT:-runs} flags=("${@:2}")
-read -ra grid <<<"${GRID:-}" # flags of benchmark.sh, for the rehearsal
+read -ra grid <<<"${GRID:-}" # flags for benchmark.sh that rehearse sets
 case ${1:-540} in
 steps) listing=yes && steps && exit ;;
 wheels) exec python3 -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \
@@ -160,7 +169,7 @@ wheels) exec python3 -m pip download -q --no-deps --only-binary=:all: --python-v
 rehearse) rehearse ;;
 *[!0-9]*) usage && exit ;;
 esac
-end=$((${1:-540} - 30)) # for the steps; then the current one is stopped, and everything is packed
+end=$((${1:-540} - 30)) # reserve 30 s to stop the current step and pack the results
 if [[ ! ${VENV:-} && -d $wheels ]]; then make_environment; fi
 source ./setup.sh
 if nvidia-smi -L &>/dev/null; then

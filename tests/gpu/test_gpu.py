@@ -21,8 +21,8 @@ TORCH = ["ppo_torch", "ppo_torch_compile", "ppo_torch_vmap", "ppo_continuous_tor
 def start(tmp_path_factory):
     """Return a function that starts a script. All processes share a compilation cache.
 
-    Compilation for a GPU selects the fastest kernels. The selection can differ between runs, and
-    different kernels round differently.
+    Without the cache, each process would time kernels and select the fastest, and two processes
+    could select kernels that round differently.
     """
     caches = tmp_path_factory.mktemp("caches")
     env = dict(os.environ)
@@ -52,13 +52,13 @@ def run(start, name, folder, *flags, iterations=5, **variables):
 
 
 def assert_same_first_iteration(rows, expected):
-    """Compare only the first iteration. Later, rounding changes an action and all later results."""
+    """Compare only the first iteration: later, different rounding can change the actions."""
     assert rows[0] == pytest.approx(expected[0], rel=1e-2, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch_compile"])
 def test_training_works_and_resuming_is_exact(name, start, tmp_path):
-    """The checkpoint includes the random state on the device, in both frameworks."""
+    """Resuming is exact only if the checkpoint contains the state of the GPU random generator."""
     whole = run(start, name, tmp_path / "whole", iterations=20)
     assert whole[-1]["charts/episodic_return"] > 100
     assert info(tmp_path / "whole")["device"] != "cpu"
@@ -77,7 +77,7 @@ def test_training_works_and_resuming_is_exact(name, start, tmp_path):
 
 @pytest.mark.parametrize("name", TORCH)
 def test_the_frameworks_wait_for_each_other(name, start, tmp_path):
-    """Blocking after every kernel does not change the results, so no stream reads too early."""
+    """If each kernel waits for the previous one, the results do not change."""
     overlapped = run(start, name, tmp_path / "overlapped")
     assert overlapped == run(start, name, tmp_path / "blocking", CUDA_LAUNCH_BLOCKING="1")
 

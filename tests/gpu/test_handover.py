@@ -1,4 +1,4 @@
-"""Arrays shared by JAX and PyTorch, CUDA graphs, and memory use, in this process."""
+"""Tests on a GPU: arrays that JAX and PyTorch share, CUDA graphs, and memory use."""
 
 import importlib
 import os
@@ -54,7 +54,7 @@ def test_jax_passes_its_stream_so_that_torch_records_an_event(monkeypatch):
 @ON_GPU
 def test_jax_waits_for_torch():
     total = jax.jit(jnp.sum)
-    total(script.to_jax(torch.zeros(1000, device="cuda")))  # compiles
+    total(script.to_jax(torch.zeros(1000, device="cuda")))  # the first call compiles
     for value in range(1, 6):
         torch.cuda._sleep(10**8)  # about 50 ms
         tensor = torch.full((1000,), float(value), device="cuda")
@@ -65,9 +65,9 @@ def test_jax_waits_for_torch():
 
 @ON_GPU
 def test_torch_waits_for_jax():
-    """Either the stream of PyTorch waits, or JAX's __dlpack__ blocks the host.
+    """PyTorch must not read an array before JAX has computed it.
 
-    The Python loop unrolls the products, because the host might control a JAX loop.
+    The Python loop unrolls the products, because JAX may run a loop from the host.
     """
 
     @jax.jit
@@ -101,7 +101,7 @@ def test_the_next_replay_does_not_change_inputs_and_outputs_of_a_graph():
 
 
 def memory_in_use():
-    """Return the memory in use in MB, on the host and on the device, if there is one."""
+    """Return the memory in use on the host and on the GPU, in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     in_jax = (jax.devices()[0].memory_stats() or {}).get("bytes_in_use", 0)
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6, (in_jax + torch.cuda.memory_allocated()) / 1e6

@@ -1,7 +1,7 @@
 """Reference implementation of DQN in float64, and a NumPy interface to all DQN scripts.
 
-Weights are lists of layers [(kernel (inputs, outputs), bias), ...]. For images (H, W, C), the first
-layer is the 3x3 convolution, written as a dense layer on patches: (9 C, 16).
+Weights are lists of layers (kernel, bias), and kernels are (inputs, outputs). For images (H, W, C),
+the first kernel (9 C, 16) is the 3x3 convolution, written as a dense layer on patches.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from sections import DQN_PAIRS
 
 LINEN_PAIR, TORCH_PAIR = DQN_PAIRS
 COMPILED = "dqn_torch_compile"
-# One script for each version of a section. The Agent section is the same only in the two eager
-# PyTorch scripts. The Replay section is the same in all PyTorch scripts.
+# One script for each version of the Agent section and of the Replay section. Only the two eager
+# PyTorch scripts share their Agent section, but all PyTorch scripts share their Replay section.
 AGENTS = (*LINEN_PAIR, TORCH_PAIR[0], COMPILED)
 REPLAYS = (*LINEN_PAIR, TORCH_PAIR[0])
 LOSSES = ("losses/td_loss", "losses/q_value")
@@ -42,7 +42,8 @@ Layers = list[tuple[np.ndarray, np.ndarray]]
 # The reference shares no code with the scripts.
 def q_values(params: list[torch.Tensor], obs: np.ndarray, obs_shape: tuple) -> torch.Tensor:
     x = torch.tensor(obs, dtype=torch.float64)
-    if len(obs_shape) == 3:  # (B, H - 2, W - 2, C, 3, 3), then (B, H - 2, W - 2, 9 C)
+    if len(obs_shape) == 3:
+        # unfold() returns (B, H - 2, W - 2, C, 3, 3), and flatten() (B, H - 2, W - 2, 9 C).
         x = x.unfold(1, 3, 1).unfold(2, 3, 1).permute(0, 1, 2, 4, 5, 3).flatten(3)
     for i in range(0, len(params) - 2, 2):
         x = (x @ params[i] + params[i + 1]).relu().flatten(1)
@@ -50,7 +51,7 @@ def q_values(params: list[torch.Tensor], obs: np.ndarray, obs_shape: tuple) -> t
 
 
 def loss(params: list, target_params: list, batch: tuple, args: Any, obs_shape: tuple):
-    """Return the loss and the mean Q-value. The target has no gradient; truncations bootstrap."""
+    """Return the loss and the mean Q-value. Truncated episodes bootstrap from next_obs."""
     obs, action, reward, terminated, next_obs = batch
     indices = np.arange(len(action))
     future = q_values(target_params, next_obs, obs_shape).detach()
@@ -76,7 +77,7 @@ def copies_of(params: list[torch.Tensor]) -> Layers:
 
 
 def updates(layers: Layers, batches, rates, args: Any, obs_shape: tuple):
-    """Yield the layers of both networks, the loss and the mean Q-value after each update."""
+    """For each update, yield the new layers of both networks, and [loss, mean Q-value]."""
     params = parameters(layers)
     target_params = parameters(layers)
     if args.optimizer == "adam":
@@ -96,7 +97,7 @@ def updates(layers: Layers, batches, rates, args: Any, obs_shape: tuple):
 
 
 def random_batch(seed: int, size: int, obs_shape: tuple, num_actions: int) -> tuple:
-    """Return random fields of a Transition. The first element of each obs is 0."""
+    """Return the fields of a random Transition. The first number in each obs is 0."""
     rng = np.random.default_rng(seed)
     obs, next_obs = rng.normal(size=(2, size, *obs_shape)).astype("f")
     obs.reshape(size, -1)[:, 0] = 0
@@ -107,14 +108,15 @@ def random_batch(seed: int, size: int, obs_shape: tuple, num_actions: int) -> tu
 
 # === The scripts ================================================================================
 def layers_of(named: Mapping[str, Any]) -> Layers:
-    """Convert named arrays of a script to layers. Sorted by name, a bias precedes its kernel."""
+    """Convert named arrays of a network to layers. Sorted by name, a bias precedes its kernel."""
     names = sorted(named)
     kernels = [np.array(named[name]) for name in names[1::2]]
     if "Conv_0/kernel" in named:  # (rows, columns, C, 16)
         kernels[0] = kernels[0].reshape(-1, 16)
     if "output.weight" in named:  # PyTorch: (outputs, inputs)
         kernels = [x.T for x in kernels]
-    if "conv.weight" in named:  # (columns, rows, C, 16), then (16 H W, outputs)
+    if "conv.weight" in named:
+        # Transposed kernels are (columns, rows, C, 16) and (16 H W, outputs).
         image, hidden = kernels[:2]
         kernels[0] = image.swapaxes(0, 1).reshape(-1, 16)
         hidden = hidden.reshape(16, -1, hidden.shape[1]).swapaxes(0, 1)
@@ -141,6 +143,8 @@ def replay_in(folder: Path) -> list[np.ndarray]:
 
 
 class Linen:
+    """NumPy interface to the weights and updates of a script."""
+
     def __init__(self, script: ModuleType, args: Any, obs_shape: tuple) -> None:
         self.script, self.args = script, args
         self.state = script.make_agent(args, obs_shape, 3, jax.random.PRNGKey(args.seed))
@@ -158,7 +162,7 @@ class Linen:
 
 
 class Torch:
-    """Copies the target network as train() does. test_dqn_training.py tests train() itself."""
+    """PyTorch version of Linen. update() also copies the target network, as train() does."""
 
     def __init__(self, script: ModuleType, args: Any, obs_shape: tuple) -> None:
         self.script, self.args = script, args
@@ -185,7 +189,7 @@ class Torch:
 
 
 class TorchCompile(Torch):
-    """Learner for the compiled script, but without torch.compile."""
+    """Interface to the compiled script, without torch.compile."""
 
     def update_in_place(self, batch: Any, learning_rate: float) -> dict:
         rate = torch.tensor(learning_rate)
@@ -263,7 +267,7 @@ if "ShortCartPole-v0" not in gymnax.registered_envs:
 
 
 class Ends(probes.ProbeSignal):
-    """Episodes terminate after one step if the signal is 1. Others are truncated after two."""
+    """An episode terminates after one step if its signal is 1. Otherwise, it lasts two steps."""
 
     def is_terminated(self, state: Any, params: Any) -> jax.Array:
         return state.signal > 0
@@ -313,7 +317,7 @@ if "Bytes-v0" not in gymnax.registered_envs:
 
 
 def step_cartpole(obs: np.ndarray, action: Any) -> tuple[np.ndarray, float, bool]:
-    """Step CartPole in Gymnasium from the state obs. Return next_obs, reward and terminated."""
+    """Take one step of CartPole from obs in Gymnasium. Return next_obs, reward and terminated."""
     env: Any = gymnasium.make("CartPole-v1").unwrapped
     env.reset()
     env.state = obs
@@ -322,7 +326,7 @@ def step_cartpole(obs: np.ndarray, action: Any) -> tuple[np.ndarray, float, bool
 
 # === Helpers for the DQN and SAC tests ==========================================================
 def statistics(episodes: list[tuple[float, int]]) -> dict[str, float]:
-    """Return the logged statistics of the episodes (return, length) of an iteration."""
+    """Return the metrics that a script logs for an iteration with the episodes (return, length)."""
     metrics: dict[str, float] = {"charts/episodes": len(episodes)}
     for name, x in zip(("return", "length"), np.array(episodes).T, strict=True):
         metrics[f"charts/episodic_{name}"] = x.mean()
@@ -332,9 +336,9 @@ def statistics(episodes: list[tuple[float, int]]) -> dict[str, float]:
 
 
 def finished_episodes(reward: np.ndarray, done: np.ndarray, num_steps: int) -> list[list]:
-    """Return the episodes (return, length) that finished in each iteration of num_steps steps.
+    """Return the episodes (return, length) that finished in each iteration, as one list each.
 
-    reward and done are arrays (T, N).
+    reward and done are arrays (T, N). An iteration has num_steps steps.
     """
     iterations: list[list] = [[] for _ in range(len(reward) // num_steps)]
     for env in range(reward.shape[1]):
@@ -348,7 +352,7 @@ def finished_episodes(reward: np.ndarray, done: np.ndarray, num_steps: int) -> l
 
 def assert_counts_are_checked(name: str, flags: list[str], monkeypatch: Any, capfd: Any) -> None:
     """Assert that counts below the minimum are usage errors."""
-    monkeypatch.setenv("COLUMNS", "200")  # width of the error box
+    monkeypatch.setenv("COLUMNS", "200")  # so that tyro does not wrap the message
     flags = ["num-envs", "num-steps", "buffer-size", "batch-size", "train-frequency", *flags]
     messages = {"total-timesteps": (0, "must be at least one iteration")}
     for flag in flags:

@@ -22,7 +22,7 @@ def add_grid(project, text, study="mine"):
 
 
 def environment(project, **stand_in):
-    """Return variables that make benchmark.sh use this Python and a lock of this test only."""
+    """Return environment variables that make benchmark.sh use this Python and the test's folder."""
     return os.environ | {
         "VENV": sys.prefix,
         "TMPDIR": str(project),
@@ -33,7 +33,7 @@ def environment(project, **stand_in):
 
 
 def start(project, *flags, env=None, cwd=None, program="./benchmark.sh", **stand_in):
-    # Without env, benchmark.sh would ignore these signals if the tests run under nohup.
+    # Otherwise, benchmark.sh would ignore the signals that the tests ignore, as under nohup.
     words = ["env", "--default-signal=INT,HUP", program, *flags]
     env = env or environment(project, **stand_in)
     return start_process(words, cwd or project, env, stdin=subprocess.DEVNULL)
@@ -86,10 +86,10 @@ def log_of(project):
 
 
 def processes_in(project):
-    """Return the processes that the benchmark.sh of this test started, directly or indirectly."""
+    """Return all running processes that benchmark.sh started in the folder of this test."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has ended, or belongs to another user
+        with suppress(psutil.Error):  # the process has ended, or belongs to another user
             is_ours = process.environ().get("TMPDIR") == str(project)
             if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)

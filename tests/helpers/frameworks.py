@@ -1,7 +1,7 @@
 """NumPy interface to the functions of all PPO scripts, with small networks.
 
 Weights are {"actor": [(kernel, bias), ...], "critic": [...]}, where kernels are (inputs, outputs).
-With continuous actions, there is also {"log_std": [(array,)]}.
+For continuous actions, weights also contain {"log_std": [(array,)]}.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from sections import ROWS
 Weights = dict[str, list[tuple[np.ndarray, ...]]]
 Metrics = dict[str, float]
 
-# Every flag that affects the arithmetic, with a value other than the default.
+# Values other than the defaults for flags of GAE, the loss and the optimizer.
 OTHER_FLAGS: dict[str, Any] = {"norm_adv": False, "clip_vloss": False, "clip_coef": 0.05}
 OTHER_FLAGS |= {"ent_coef": 0.5, "vf_coef": 2.0, "anneal_lr": False, "bootstrap_truncated": False}
 OTHER_FLAGS |= {"gamma": 0.9, "gae_lambda": 0.8, "max_grad_norm": 5.0, "adam_eps": 1e-3}
@@ -44,8 +44,8 @@ def random_weights(seed: int, obs_dim: int, hidden: tuple[int, ...], num_actions
     return {"actor": layers(num_actions), "critic": layers(1)}
 
 
-# Sorted by name, the arrays of an agent are the bias and kernel of each actor layer, then of each
-# critic layer, then log_std. Kernels are (inputs, outputs), but (outputs, inputs) in PyTorch.
+# The arrays are sorted by name: the bias and the kernel of each actor layer, then of each critic
+# layer, then log_std, if any. Kernels are (inputs, outputs), so those of PyTorch are transposed.
 def to_weights(arrays: list[Any]) -> Weights:
     copies = [np.array(x) for x in arrays]
     weights: Weights = {}
@@ -66,8 +66,8 @@ def to_arrays(weights: Weights) -> list[np.ndarray]:
 def weights_in(folder: Path) -> Weights:
     """Return the weights in the checkpoint of a run.
 
-    In Equinox, arrays are numbered: the iteration, then the six arrays of the statistics, if any,
-    then the arrays of the agent in the order of its fields.
+    The arrays in an Equinox checkpoint are numbered. Number 0 is the iteration. If actions are
+    continuous, six arrays with running statistics follow. Then come the parameters of the agent.
     """
     found, run = arrays(folder), info(folder)
     framework = ROWS[run["script"]]["framework"]
@@ -81,7 +81,7 @@ def weights_in(folder: Path) -> Weights:
 
 
 def assert_orthogonal(layers: list[tuple], scales: list[float]) -> None:
-    """Assert that the kernels are orthogonal with these scales, and that the biases are 0."""
+    """Assert that kernels are orthogonal matrices times the scales, and that biases are 0."""
     for (kernel, bias), scale in zip(layers, scales, strict=True):
         gram = kernel @ kernel.T if kernel.shape[0] < kernel.shape[1] else kernel.T @ kernel
         np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-5)
@@ -89,18 +89,18 @@ def assert_orthogonal(layers: list[tuple], scales: list[float]) -> None:
 
 
 def next_rate(args: Any) -> Any:
-    """Return the approximate learning rate of the second iteration, as logged."""
+    """Return the learning rate to expect in the log of the second iteration."""
     share = 1 - 1 / args.num_iterations if args.anneal_lr else 1
     return pytest.approx(args.learning_rate * share, abs=1e-9)
 
 
 def num_shuffled(args: Any) -> int:
-    """Return the number of shuffled items: environments in recurrent PPO, steps otherwise."""
+    """Return how many items update() shuffles: environments in recurrent PPO, else transitions."""
     return args.num_envs if hasattr(args, "gru_hidden_size") else args.batch_size
 
 
 def initial_gru_state(args: Any, zeros: Any) -> list[Any]:
-    """Return a list with the initial GRU state in recurrent PPO, and an empty list otherwise."""
+    """Return [zeros((num_envs, gru_hidden_size))] in recurrent PPO, and an empty list otherwise."""
     sizes = args.num_envs, getattr(args, "gru_hidden_size", 0)
     return [zeros(sizes)] if sizes[1] else []
 
@@ -121,13 +121,13 @@ def gae(script: ModuleType, storage: tuple, value, next_value, args: Any) -> np.
 
 
 def make_env(script: ModuleType, args: Any) -> Any:
-    """Create the environments with the arguments that the script uses."""
+    """Create the VecEnv of a script from args."""
     names = [x for x in inspect.signature(script.VecEnv).parameters if x != "options"]
     return script.VecEnv(*(getattr(args, x) for x in names))
 
 
 def sizes(env: Any) -> tuple:
-    """Return the arguments of make_agent that define the networks."""
+    """Return the shape of obs, and the number of discrete actions or of action dimensions."""
     return env.obs_shape, env.action_dim if hasattr(env, "action_dim") else env.num_actions
 
 
@@ -141,7 +141,7 @@ class Linen:
         self.script, self.args = script, args
         self.make_env()
         self.make_agent(jax.random.PRNGKey(args.seed))
-        self.stats: list[Any] = []  # empty if the script has none
+        self.stats: list[Any] = []  # running statistics; empty in scripts without them
         if hasattr(script, "make_stats"):
             self.stats.append(script.make_stats(self.env.obs_shape))
         self.update_fn = self.jit(partial(script.update, args=args))
@@ -189,7 +189,7 @@ class Linen:
         return floats(metrics)
 
     def watch(self, storage: tuple) -> None:
-        """Update the statistics from a rollout, as an update does, without training."""
+        """Update the running statistics with a rollout, without training."""
         merge, (stats,) = self.script.merge, self.stats
         new = merge(stats.obs, storage[0]), merge(stats.discounted_return, storage[9])
         self.stats = [self.script.Stats(*new)]
@@ -267,7 +267,7 @@ class Torch:
         self.make_env()
         self.agent, *self.learning = script.make_agent(args, *sizes(self.env), torch.device("cpu"))
         self.policy_fn = partial(script.policy, self.agent)
-        self.stats: list[Any] = []  # empty if the script has none
+        self.stats: list[Any] = []  # running statistics; empty in scripts without them
         if hasattr(script, "Stats"):
             self.stats.append(script.Stats(self.env.obs_shape))
             self.policy_fn = partial(script.policy, self.agent, self.stats[0].obs, args=args)
@@ -309,7 +309,7 @@ class Torch:
         return floats(self.script.update(*trained, storage, self.args))
 
     def watch(self, storage: tuple) -> None:
-        """Update the statistics from a rollout, as an update does, without training."""
+        """Update the running statistics with a rollout, without training."""
         (stats,) = self.stats
         stats.obs.update(torch.tensor(storage[0]))
         stats.discounted_return.update(torch.tensor(storage[9]))

@@ -16,7 +16,7 @@ SMALL_CONVS = "--conv-channels 4 8 --conv-kernels 3 3 --conv-strides 2 1"
 
 
 class Constant(gymnasium.Env):
-    """All episodes are identical, so a resumed run, which starts new ones, can be compared."""
+    """All episodes are identical, so a resumed run can equal an uninterrupted one."""
 
     action_space: Any = Discrete(2)
     observation_space: Any = Box(0, 255, (9, 8, 3), np.uint8)
@@ -38,7 +38,7 @@ class Gray(Constant):
 
 
 class First(Constant):
-    """The channels come first."""
+    """Images are (channels, height, width)."""
 
     observation_space = Box(0, 255, (3, 9, 8), np.uint8)
 
@@ -75,10 +75,10 @@ for kind in (Constant, Gray, First, Large, Floats, Nested, Stacked, Joystick, Bu
 
 
 # === A stand-in for ale-py ======================================================================
-# (reward, lives, terminated, truncated) in each step of a game. Every game is the same.
+# (reward, lives, terminated, truncated) after each step. The games of an environment are identical.
 GAME = [(7, 2, False, False), (0, 1, False, False), (-3, 1, False, False), (400, 0, True, False)]
 CUT_OFF = [(1, 2, False, False), (0, 2, False, True)]
-GAMES = [GAME, CUT_OFF]  # for environments 0, 2, ... and 1, 3, ...
+GAMES = [GAME, CUT_OFF]  # GAME in environments 0, 2, ..., and CUT_OFF in 1, 3, ...
 
 
 class Arcade(gymnasium.vector.VectorEnv):
@@ -116,7 +116,7 @@ class Arcade(gymnasium.vector.VectorEnv):
         assert actions.dtype == np.int64
         games = [GAMES[i % 2] for i in range(self.num_envs)]
         before = [2 if t == 0 else game[t - 1][1] for t, game in zip(self.time, games, strict=True)]
-        now = [game[t] for t, game in zip(self.time, games, strict=True)]  # fails after the end
+        now = [game[t] for t, game in zip(self.time, games, strict=True)]  # or IndexError
         reward, lives, is_over, truncated = map(np.array, zip(*now, strict=True))
         terminated = is_over
         if self.options["life_loss_info"]:

@@ -24,7 +24,7 @@ ENVS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
 
 # === Tables =====================================================================================
 def table(rows: pd.DataFrame | Sequence[dict[str, Any]], **common: Any) -> pd.DataFrame:
-    """Return a complete table of runs. Columns that are in neither rows nor common are empty."""
+    """Return a table of runs with all columns. Columns not given have a default or are empty."""
     frame = pd.DataFrame(rows).assign(**common)
     usual: dict[str, Any] = {"run": [f"run {i + 1}" for i in range(len(frame))], "size": "small"}
     usual |= {"env_id": "CartPole-v1", "repeat": 1.0, "platform": "here", "compile_mode": "jit"}
@@ -45,10 +45,11 @@ def grid(
     seed: int = 0,
     **common: Any,
 ) -> pd.DataFrame:
-    """Return a run per mode, environment and repeat. modes has (startup, iteration) in seconds.
+    """Return a run per mode, environment and repeat.
 
-    Iterations in environment n take 2 ** n times as long. Startup and iterations have separate
-    log-normal noise. Imports, setup and iteration 0 take 30%, 20% and 50% of the startup.
+    modes maps a mode to the durations (startup, iteration) in seconds. Iterations in environment n
+    take 2 ** n times as long. Startup and iterations have separate log-normal noise. Imports, setup
+    and iteration 0 take 30%, 20% and 50% of the startup.
     """
     rng = np.random.default_rng(seed)
     rows = []
@@ -64,7 +65,7 @@ def grid(
 
 
 def returning(values: dict[str, Any], env: str = "CartPole-v1", **common: Any) -> pd.DataFrame:
-    """Return runs with the given final returns of each mode. Repeats are numbered from 1."""
+    """Return runs from final returns. values maps a mode to a list with one return per repeat."""
     parts = []
     for mode, returns in values.items():
         part = grid({mode: (6.0, 0.1)}, (env,), repeats=len(returns), **common)
@@ -92,7 +93,7 @@ def logs(
 
 
 def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more: Any) -> runs.Data:
-    """Return the Data that loading these runs from a source would give."""
+    """Return a Data object with the runs and iterations, as if they had been loaded from files."""
     table = pd.DataFrame() if iterations is None else iterations
     found, _ = schema.validate(table, schema.ITERATIONS)
     return runs.Data(frame.reset_index(drop=True), found, more.pop("left_out", {}), **more)
@@ -101,7 +102,7 @@ def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more:
 def only_experiment(
     frame: pd.DataFrame, iterations: pd.DataFrame | None = None, baseline: str | None = None
 ) -> measures.Experiment:
-    """Return the only experiment of runs that share a platform and hyperparameters."""
+    """Return the experiment that the runs belong to. Fail unless they belong to the same one."""
     [made] = measures.experiments(data_of(frame, iterations), baseline)
     return made
 
@@ -176,7 +177,7 @@ def metrics_rows(
 
 
 def results(info: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the entries that run.json gets at the end, including memory measured by a wrapper."""
+    """Return the entries that are added to run.json at the end, including peak memory."""
     ended = info["started"] + rows[-1]["time/elapsed"]
     return {"status": "completed", "ended": ended, "peak_host_bytes": 500_000_000}
 
@@ -205,7 +206,7 @@ def write_grid(
     slowdown: float = 1.0,
     **changes: Any,
 ) -> Path:
-    """Write a run per cell and repeat, with noise of a few percent, and return the folder."""
+    """Write runs whose durations have a few percent of noise, and return the folder."""
     rng = np.random.default_rng(0)
     for seed, env_id, size, mode in product(range(1, repeats + 1), envs, sizes, modes):
         *_, first, steady = MODES[mode]
@@ -219,7 +220,7 @@ def write_grid(
 
 # === Tables from other sources ==================================================================
 def foreign_runs(**columns: Any) -> pd.DataFrame:
-    """Return the required columns of a table, and some optional ones, for two modes.
+    """Return a table of runs from another source: two modes, and some optional columns.
 
     An eager iteration takes 3x as long as a compiled one.
     """

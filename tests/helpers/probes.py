@@ -69,9 +69,9 @@ class ShortCartPole(CartPole):
 
 
 class ProbeSignal(Probe):
-    """Reward 1 for the observed action, and -1 for the other one. Truncated after 2 steps.
+    """The observed signal names the action with reward 1. The other action has reward -1.
 
-    The best action has the value 1 / (1 - gamma) if truncations are bootstrapped.
+    Episodes are truncated after 2 steps. If they bootstrap, the value is 1 / (1 - gamma).
     """
 
     @property
@@ -91,7 +91,7 @@ class ProbeSignal(Probe):
 class Recall1(Probe):
     """The first observation shows which action gets reward 1 at the end. The other gets -1."""
 
-    steps = 1  # steps from the signal to the end
+    steps = 1  # number of steps between the signal and the rewarded action
 
     def reward(self, state: State, action: Any) -> jax.Array:
         right = jnp.where((action == 1) == (state.signal > 0), 1.0, -1.0)
@@ -119,12 +119,12 @@ def best_action(signal: Any) -> Any:
 
 
 def nearness(signal: Any, action: Any) -> Any:
-    """Return the reward of an action: 1 for the best action, and less at a greater distance."""
+    """Return the reward of an action: 1 for the best action, and less for distant actions."""
     return 1 - (((action - best_action(signal)) / (HIGH - LOW)) ** 2).mean(-1)
 
 
 class Aim(ProbeSignal):
-    """Reward 1 for the best action. The signal is observed as +-1 and as 1000 +- 1."""
+    """The best action has reward 1. An observation is (signal, 1000 + signal, time)."""
 
     def reward(self, state: State, action: Any) -> jax.Array:
         return nearness(state.signal, action)
@@ -155,7 +155,7 @@ class Unbounded(Aim):
 
 
 class GymnasiumSignal(gymnasium.Env):
-    """ProbeSignal for Gymnasium, whose time limit truncates episodes."""
+    """ProbeSignal for Gymnasium. A TimeLimit wrapper truncates the episodes."""
 
     action_space = gymnasium.spaces.Discrete(2)
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -171,7 +171,7 @@ class GymnasiumSignal(gymnasium.Env):
 
 
 class GymnasiumAim(gymnasium.Env):
-    """Aim for Gymnasium, whose time limit truncates episodes."""
+    """Aim for Gymnasium. A TimeLimit wrapper truncates the episodes."""
 
     action_space: Any = gymnasium.spaces.Box(LOW, HIGH)
     observation_space = gymnasium.spaces.Box(-1, 1001, (3,), np.float32)
@@ -192,7 +192,7 @@ class GymnasiumAim(gymnasium.Env):
 
 
 class GymnasiumAimAlike(GymnasiumAim):
-    """All episodes are identical, so a resumed run, which starts new ones, can be compared."""
+    """All episodes are identical, so a resumed run can equal an uninterrupted one."""
 
     signals = (1,)
 
@@ -213,7 +213,7 @@ class GymnasiumIntegers(GymnasiumAim):
 
 
 class GymnasiumDoubles(GymnasiumAim):
-    """The bounds are float64. Actions must be float64, too, or strictly within the bounds."""
+    """The bounds of actions are float64."""
 
     action_space = gymnasium.spaces.Box(np.float64(LOW), np.float64(HIGH), dtype=np.float64)
 

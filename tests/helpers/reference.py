@@ -90,7 +90,7 @@ def unflatten(vector: np.ndarray, like: dict) -> dict:
 
 
 def gradient(weights: dict, batch: tuple, args: Any, loss_fn: Any = ppo_loss) -> np.ndarray:
-    """Return the gradient by central differences, as a flat array."""
+    """Return the gradient of loss_fn as a flat array, computed by central differences."""
     step = 1e-6
     vector = flatten(weights)
     grads = np.zeros_like(vector)
@@ -115,7 +115,7 @@ def episode_statistics(storage: tuple) -> dict[str, float]:
 
 
 def normalized(storage: tuple, earlier: list[tuple], args: Any) -> tuple:
-    """Normalize a rollout as an update does.
+    """Return a rollout with the observations and rewards that update() normalizes.
 
     Observations use the mean and variance of all earlier rollouts. Rewards use the variance of all
     discounted returns, including those of this rollout.
@@ -149,7 +149,7 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
     batch = [x.reshape(rows, *x.shape[2:]) for x in batch]
     weights, metrics = train(weights, batch, orders, args)
     metrics |= episode_statistics(storage)
-    metrics["charts/learning_rate"] = args.learning_rate  # of the first optimizer step
+    metrics["charts/learning_rate"] = args.learning_rate  # the rate of the first optimizer step
     metrics["losses/explained_variance"] = 1 - advantage.var() / (advantage + value).var()
     return weights, metrics
 

@@ -22,7 +22,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 SMALL = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --hidden-sizes 8 8"
 BATCH = 128
-# With SMALL and AIM, agents learn continuous actions in 80 iterations. The entropy bonus is needed.
+# With SMALL and AIM, agents learn the best continuous actions in 80 iterations. Without the entropy
+# bonus, they do not.
 AIM = "--env-id Aim-v0 --learning-rate 1e-2 --no-anneal-lr --gamma 0.5 --gae-lambda 0.5"
 AIM += " --ent-coef 0.01"
 
@@ -50,7 +51,7 @@ def main(name, *flags):
 
 
 def stop(log):
-    """Call the SIGTERM handler of a run log. Imported scripts do not install it."""
+    """Call the SIGTERM handler of a run log directly, since imported scripts do not install it."""
     handler = signal.getsignal(signal.SIGTERM)
     getattr(log, "run", log).stop(signal.SIGTERM, None)
     signal.signal(signal.SIGTERM, handler)
@@ -99,7 +100,7 @@ def assert_tensorboard_agrees(folder):
 
 
 def checkpoints(folder) -> list[Path]:
-    """Return a list that contains the checkpoint, if any, but not a partially written one."""
+    """Return a list with the path of the checkpoint, or an empty list. Ignore checkpoint.new."""
     return [path for path in folder.glob("checkpoint.*") if path.suffix != ".new"]
 
 
@@ -163,7 +164,7 @@ def info(folder):
 
 
 def content(folder):
-    """Return the contents of a folder, to check that nothing has changed."""
+    """Return the paths, modification times and contents of all files in a folder."""
     paths = sorted(Path(folder).rglob("*"))
     return [(x, x.lstat().st_mtime_ns, x.is_file() and x.read_bytes()) for x in paths]
 
@@ -195,7 +196,7 @@ class Counts:
             self.now[str(kwargs.get("fun_name"))] += 1
 
     def watch(self, monkeypatch, script):
-        log = getattr(script, "RunLogs", script.RunLog)  # for many agents or one
+        log = getattr(script, "RunLogs", script.RunLog)  # RunLogs writes the logs of many agents
         write = log.write
 
         def watched(log, *args):
@@ -215,7 +216,7 @@ class WholeRun(NamedTuple):
     """A run of five iterations, with checkpoints after the second, fourth and fifth."""
 
     folder: Path
-    saved: Path  # folder with these checkpoints: 2, 4 and 5
+    saved: Path  # has subfolders 2, 4 and 5 with these checkpoints
     counts: list[dict[str, int]]  # per iteration
 
 
@@ -227,7 +228,7 @@ def flags_of(name):
         own += AIM.split()
     if name in IMAGE_SCRIPTS:
         own += f"--env-id ImageConstant-v0 {images.SMALL_CONVS}".split()
-    elif "gymnasium" in name:  # resuming starts new episodes, so all must be identical
+    elif "gymnasium" in name:  # resuming starts new episodes, which must be the same
         own += ["--env-id", "AimAlike-v0" if name in CONTINUOUS_SCRIPTS else "Constant-v0"]
     return (*own, "--save-every", 2, "--sync-for-timing")
 
@@ -236,7 +237,7 @@ def op_by_op(monkeypatch, script):
     """Skip torch.compile, which is slow, and pass arrays to JAX by DLPack as on a GPU.
 
     JAX compiles separately for arrays from DLPack, because they are committed to a device. On a
-    GPU, they must be aligned to 16 bytes, which holds for entire tensors but not for every view.
+    GPU, such arrays must be aligned to 16 bytes. Entire tensors are, but views may not be.
     """
 
     def to_jax(tensor):
@@ -250,9 +251,9 @@ def op_by_op(monkeypatch, script):
 
 
 def make_whole_run(name, runs_dir, begin=None):
-    """Call begin to train a run, by default for five iterations, and return the run.
+    """Train in runs_dir and return a WholeRun, which read_whole_run can also read later.
 
-    Its files are in runs_dir, so that read_whole_run can read them later.
+    begin(folder) starts the training. By default, the script trains for five iterations.
     """
     script = importlib.import_module(name)
     save = script.save_checkpoint
@@ -260,7 +261,7 @@ def make_whole_run(name, runs_dir, begin=None):
 
     def keep(folder, *what):
         save(folder, *what)
-        if folder == whole:  # not the folder of one of many agents
+        if folder == whole:  # ignore the folders of single agents
             (path,) = folder.glob("checkpoint.*")
             place = runs_dir / f"saved/{len(rows(folder))}"
             place.mkdir(parents=True)
@@ -285,7 +286,7 @@ def read_whole_run(runs_dir):
 
 
 def rewind(run, folder):
-    """Copy a run, but with the checkpoint of the second iteration, as if it had been killed."""
+    """Copy a run as if it had been killed after saving the checkpoint of the second iteration."""
     shutil.copytree(run.folder, folder)
     (path,) = (run.saved / "2").iterdir()
     shutil.copy(path, folder)

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+# (length, terminated, truncated) of each episode
 ENDS = [(1, True, False), (3, False, True), (2, True, True), (5, True, False)]
 
 
@@ -180,7 +181,7 @@ class FailsInWorker(Scripted):
 
 
 class Quits(Later):
-    """The process exits, as if the kernel had killed it because memory ran out."""
+    """Exits in the second episode, as if the process had been killed because memory ran out."""
 
     def fail(self) -> None:
         os._exit(0)

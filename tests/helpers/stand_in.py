@@ -1,7 +1,8 @@
 """Stand-in for a training script, to test benchmark.sh quickly.
 
-It writes the same files to the same folder. STAND_IN is a JSON object that maps part of a run
-name to a kind of failure. A run that starts, hangs or ends adds a line to the file TRACE.
+It writes the same files as a script. The environment variable STAND_IN is a JSON object that maps
+part of a run name to a kind of failure. When a run starts, hangs or ends, it adds a line to the
+file that the environment variable TRACE names.
 """
 
 import json
@@ -32,7 +33,7 @@ flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
 resumed = flags.get("--resume")
 folder = Path(resumed or Path(flags["--runs-dir"], flags["--run-name"]))
 checkpoint = folder / "checkpoint.msgpack"
-if (resumed or flags["--runs-dir"]).startswith("-"):  # a script would parse it as a flag
+if (resumed or flags["--runs-dir"]).startswith("-"):  # a script would parse this value as a flag
     sys.exit("--runs-dir has no value")
 if folder.exists() and not resumed:
     sys.exit(f"--run-name must be new in --runs-dir, not {folder.name}")

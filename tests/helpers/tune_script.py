@@ -1,8 +1,8 @@
 """Stand-in for a training script with ten iterations, and for evaluate.py.
 
-It writes the same files, handles the same signals, and supports --resume. Returns are a function of
-the settings. MISBEHAVE is a JSON object that maps part of a run name to a kind of failure. Every
-event of a run adds a line to the file TRACE.
+It writes the same files, handles SIGTERM, and supports --resume. The returns of its episodes are a
+function of the settings. The environment variable MISBEHAVE is a JSON object that maps part of a
+run name to a kind of failure. Each event adds a line to the file that the variable TRACE names.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class Args:
     gamma: float = 0.99
     loss: Literal["mse", "huber"] = "mse"
     hidden_sizes: tuple[int, ...] = (64, 64)
-    seconds: float = 0.0  # duration of training
+    seconds: float = 0.0  # duration of training in seconds
     runs_dir: str = "runs"
     run_name: str = ""
     resume: str = ""
@@ -78,7 +78,7 @@ def write_info(folder: Path, status: str, args: Args) -> None:
 
 
 def recent(args: dict[str, Any]) -> float:
-    """Return the mean return of an iteration, best at a learning rate of 0.001."""
+    """Return the mean return of an iteration, which is highest at a learning rate of 0.001."""
     return -abs(math.log10(args["learning_rate"]) + 3)
 
 
