@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / x) for x in ("more", "tools", "tests/hel
 
 
 def start_process(words, folder, env, **options):
-    """Start a process in a new session, and return it. Its output is captured as text."""
+    """Start a process in a new session and return it. Stdout and stderr are text pipes."""
     return subprocess.Popen(
         list(map(str, words)),
         cwd=folder,
@@ -54,7 +54,7 @@ def session_dir(tmp_path_factory):
 def compiled(session_dir):
     """Share a JAX compilation cache. Return environment variables to share it with subprocesses.
 
-    Compilations are still counted: JAX reports them even if they are in the cache.
+    Tests can still count compilations, because JAX also reports those that come from the cache.
     """
     import jax
 

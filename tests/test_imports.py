@@ -5,7 +5,7 @@ from pathlib import Path
 
 from conftest import ROOT
 
-# Package -> the packages that it may import, besides itself. Each study is a package.
+# Package -> the other packages that it may import. Each study is a separate package.
 BELOW = {
     "scripts": set(),
     "analysis": set(),
@@ -14,7 +14,7 @@ BELOW = {
     "studies": {"analysis", "bench", "scripts"},
     "tools": {"analysis", "bench", "scripts", "studies"},
 }
-# These studies use the code of another study that runs other libraries.
+# (A, B): study A uses the code in study B that runs other libraries.
 BESIDE = {("studies/control", "studies/peers"), ("studies/recurrent", "studies/peers")}
 BESIDE |= {("studies/atari", "studies/control")}
 FOLDERS = {"analysis": "analysis", "bench": "bench", "envs": "scripts", "more": "scripts"}
@@ -30,7 +30,7 @@ def package_of(path: Path) -> str:
 
 
 def file_of(name: str, importer: Path) -> Path | None:
-    """Return the file of this project with a dotted name, if there is one."""
+    """Return the file that defines a dotted name, or None if it is outside this project."""
     parts = name.split(".")
     peers = (ROOT / "studies/peers", ROOT / "studies/control/peers")
     folders = [ROOT, importer.parent, ROOT / "more", *peers]  # as on sys.path

@@ -52,12 +52,12 @@ scripts = ["linen"]
 envs = ["CartPole-v1"]
 sizes = ["default"]
 """
-HANG = {"": "hang"}  # every run
+HANG = {"": "hang"}  # every run name contains ""
 
 
 @pytest.fixture
 def project(tmp_path):
-    """Return a copy of benchmark.sh with stand-ins for the scripts and for two GPUs."""
+    """Yield a folder with benchmark.sh, stand-ins for the scripts, and two simulated GPUs."""
     grids = [str(path.relative_to(ROOT)) for path in ROOT.glob("studies/*/grid.toml")]
     files = ["benchmark.sh", "setup.sh", "scripts.toml"]
     tables = ("__init__.py", "catalog.py", "sizes.toml", "environments.csv", "columns.csv")
@@ -195,7 +195,7 @@ def test_listed_commands_can_be_pasted_and_a_dry_run_writes_nothing(project, fol
 
 
 def test_custom_scripts_and_environments_from_another_folder(project):
-    """Start benchmark.sh through a symlink while CDPATH contains a folder of the same name."""
+    """Start benchmark.sh through a symlink, with a CDPATH that could lead cd to a wrong folder."""
     other = project / "other folder"
     for folder in (other / "checkout", project / "there/checkout"):
         folder.mkdir(parents=True)
@@ -230,11 +230,12 @@ def test_repeats_of_a_table_are_an_upper_bound(project):
 
 # === Running ====================================================================================
 def test_the_same_command_continues_a_grid(project):
-    """Complete runs are kept, even with more repeats; incomplete ones are moved and start over."""
+    """Complete runs are kept if --repeats increases; incomplete ones are moved and start over."""
     flags = (*TWO, "--repeats", "2")
     names = names_of(project, *flags)
     empty, killed, third, fourth = names
-    for name, text in ((empty, ""), (killed, '{\n  "status": "running"\n}')):  # power lost; killed
+    # After a power failure, run.json is empty. After a kill, it still has the status "running".
+    for name, text in ((empty, ""), (killed, '{\n  "status": "running"\n}')):
         (project / "runs" / name).mkdir(parents=True)
         (project / "runs" / name / "run.json").write_text(text)
     assert "A report of 2 runs\n" in succeed(project, *TWO)
@@ -254,13 +255,13 @@ def test_the_same_command_continues_a_grid(project):
 
 def test_failures_are_recorded_and_the_grid_continues(project):
     (project / "runs").mkdir()
-    (project / "runs/benchmark.jsonl").write_text('"half a li')  # written when the disk was full
+    (project / "runs/benchmark.jsonl").write_text('"half a li')  # cut off by a full disk
     plans = {"torch__": "crash", "torch_compile": "hang", "linen": "killed", "nnx__": "silent"}
     flags = ["--timeout", "2", "--repeats", "1", "--seed", "7", "--gpus", "0,1", "--no-report"]
     driver = bench(project, *flags, "--notes", "@first=\n5", **plans)
     assert (driver.returncode, driver.stderr) == (1, "")
     assert len(started(project)) == 5  # one GPU does not repeat a run that failed on the other
-    assert not processes_in(project)  # one run had left a child in another session
+    assert not processes_in(project)  # not even a child in another session
     grid, *events = map(json.loads, log_of(project)[1:])
     assert (grid["event"], grid["study"], grid["runs"], grid["repeats"]) == ("grid", "quick", 5, 1)
     assert (grid["order_seed"], grid["notes"]) == (7, "@first=\n5")
@@ -304,7 +305,7 @@ def test_a_study_runs_its_begin_and_end_commands(project):
 
 
 def test_a_long_run_resumes_from_its_checkpoint(project):
-    """A short run starts over, because its durations must come from a single process."""
+    """A run without --save-every starts over, so its durations come from a single process."""
     linen = LINEN.replace("CartPole-v1", "@minatar")
     saving = "flags = { save-every = 20 }"
     grid = f"{linen}iterations = 20{linen}iterations = 100\n{saving}{linen}iterations = 7\n{saving}"
@@ -349,7 +350,7 @@ def test_stopping_leaves_no_process(project, sent, status, send):
     assert finish(driver).returncode == status
     assert driver.stderr.endswith("To continue: ./benchmark.sh --gpus 0,1\n")
     wait_for(lambda: not processes_in(project))
-    assert len(started(project)) == 2  # no other run started meanwhile
+    assert len(started(project)) == 2  # the signal did not start the next runs
 
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
@@ -376,7 +377,7 @@ def test_a_second_driver_waits_for_the_run_of_a_killed_driver(project, runs_dir,
 
 
 def test_two_drivers_on_two_gpus_share_a_grid(project):
-    """Each run is executed once, and one at a time on each GPU, so that timings are valid."""
+    """Each run is executed once. A GPU executes one run at a time, which keeps timings valid."""
     gpus = ("0", "GPU-8f3c7e21-0b7d")
     flags = (*TWO, "--repeats", "4", "--no-report", "--gpus", ",".join(gpus))
     drivers = [start(project, *flags, **{"": "0.7"}) for _ in range(2)]
@@ -390,7 +391,7 @@ def test_two_drivers_on_two_gpus_share_a_grid(project):
 
 
 def test_a_grid_completes_after_kills_at_random_moments(project):
-    """Kill benchmark.sh, its runs or both. Set KILLS=100 to repeat this more often."""
+    """Kill benchmark.sh, its runs or both, four times or as often as the variable KILLS says."""
     flags = (*TWO, "--repeats", "4", "--no-report")
     rng = random.Random(1)
     for _ in range(int(os.environ.get("KILLS", "4"))):
@@ -401,12 +402,12 @@ def test_a_grid_completes_after_kills_at_random_moments(project):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         with suppress(subprocess.TimeoutExpired):
-            driver.wait(0.1)  # otherwise the workers would see it as a zombie
+            driver.wait(0.1)  # reap it: its workers would take a zombie for a live driver
         finish(driver)
     succeed(project, *flags)
     assert completed(project) == sorted(names_of(project, *flags))
     partial = (project / "runs").glob(".benchmark/partial/*/run.json")
-    assert not any(map(is_complete, partial))  # no complete run was repeated
+    assert not any(map(is_complete, partial))  # only incomplete runs were moved
     assert all(json.loads(line) for line in log_of(project))
 
 
@@ -418,7 +419,7 @@ def without_settings(project):
 
 
 def test_wandb_groups_and_notes(project):
-    """W&B runs are online if the server, simulated by a module, accepts the API key."""
+    """W&B runs are online if the server accepts the API key. The stand-in for wandb accepts it."""
     (project / "wandb.py").write_text("def login(verify):\n    return verify\n")
     flags = ("quick", "--only", "linen", "--repeats", "2", "--track", "--notes", "it's\n@5")
     another = {"WANDB_RUN_GROUP": "another", "WANDB_NOTES": "another"}

@@ -1,4 +1,4 @@
-"""setup.sh, with a stand-in for Python that records what it would install; bench/machine.py."""
+"""setup.sh, with a stand-in for Python that records the pip commands, and bench/machine.py."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def project(tmp_path):
 
 
 def start(project, **variables):
-    """Source setup.sh with only the tools in the project on PATH, and print the path of python."""
+    """Start a shell that sources setup.sh and prints the path of python. PATH is only tools/."""
     own = {"PATH": str(project / "tools"), "CALLS": str(project / "calls"), "FAIL": ""}
     env = {name: x for name, x in os.environ.items() if name != "VENV"} | own | variables
     return start_process(["bash", "-c", SOURCE], project, env)
@@ -78,17 +78,18 @@ def test_a_missing_compiler_and_missing_python_headers_are_reported(project):
     code, _, errors = setup(project)
     assert code == 0 and "apt install g++ python3-dev" in "".join(errors)
     (project / "requirements.txt").write_text("torch==2.13.0\n")
-    add_tool(project, "g++", "#!/bin/bash\nmapfile\n")  # reads stdin, or echo would fail
+    # The stand-in for g++ reads stdin, because otherwise echo in setup.sh could fail.
+    add_tool(project, "g++", "#!/bin/bash\nmapfile\n")
     assert setup(project)[2] == []
 
 
 def test_with_an_nvidia_gpu_setup_installs_the_cuda_requirements(project):
-    """SETUP_WITH names additional packages."""
+    """With SETUP_WITH=tune, it also installs requirements-tune.txt."""
     add_tool(project, "nvidia-smi", "#!/bin/bash\n")
     assert setup(project, SETUP_WITH="tune")[0] == 0
     files = ("requirements-cuda.txt", "requirements-tune.txt")
     assert calls(project) == [f"{LOCKED} {name}" for name in files]
-    assert len(setup(project, SETUP_WITH="tune")[1]) == 1  # nothing to install
+    assert len(setup(project, SETUP_WITH="tune")[1]) == 1  # nothing is installed again
 
 
 def test_concurrent_setups_install_once(project):
@@ -123,7 +124,7 @@ def test_the_lock_file_contains_every_pinned_requirement():
 
 # === bench/machine.py ===========================================================================
 def test_description_of_the_machine_and_the_commit(tmp_path):
-    """The output of a tool that fails is ignored, and so is stderr."""
+    """The stdout of a failed tool is ignored, and so is the stderr of any tool."""
     script = tmp_path / "ppo_mine.py"
     script.write_text("")
 

@@ -1,4 +1,4 @@
-"""The runs that benchmark.sh lists: their number, their order, and their commands."""
+"""The runs that benchmark.sh lists: their number, order and commands."""
 
 import importlib
 import re
@@ -24,7 +24,7 @@ def env(tmp_path_factory):
 
 
 def cell_of(name):
-    """Parse the name of a run. The label is optional."""
+    """Return the parts of a run name as a dictionary. Without a label, "label" is empty."""
     *label, environment, size, script, iterations, seed = name.split("__")
     cell = {"label": "".join(label), "env": environment, "size": size, "script": script}
     cell["iterations"] = int(iterations.removesuffix("it"))
@@ -33,7 +33,7 @@ def cell_of(name):
 
 
 def test_help_states_the_number_of_runs_of_each_study(env):
-    """The number is in the first line of each grid.toml."""
+    """The help shows the first line of each grid.toml, which states the number of runs."""
     every = succeed(ROOT, "--help-all", env=env)
     assert every.startswith(succeed(ROOT, "--help", env=env))
     said = re.findall(r"^  (\w+) .*: (\d+) runs, ", every, re.MULTILINE)
@@ -51,15 +51,15 @@ def test_the_estimated_time_scales_with_the_iterations(env):
 
     usual = minutes()
     assert 60 < usual < 90  # 182 runs of 18 to 38 seconds
-    assert minutes("--iterations", "40") == pytest.approx(2 * usual, rel=0.3)  # the default is 20
+    assert minutes("--iterations", "40") == pytest.approx(2 * usual, rel=0.3)  # instead of 20
 
 
 def test_a_seed_shuffles_whole_blocks(env, tmp_path):
-    """The order depends only on the arguments, so that all Slurm jobs have the same list."""
+    """Other flags and the environment do not change the order, so all Slurm jobs agree on it."""
     phases = ("phases", "--repeats", "2")
     order = names_of(ROOT, *phases, env=env)
     cells = [cell_of(name) for name in order]
-    assert [cell["seed"] for cell in cells] == [1] * 120 + [2] * 120  # the outer loop
+    assert [cell["seed"] for cell in cells] == [1] * 120 + [2] * 120  # repeat by repeat
     blocks = groupby(cells, lambda x: (x["seed"], x["label"], x["env"], x["size"]))
     scripts = [tuple(cell["script"] for cell in block) for _, block in blocks]
     assert {len(set(block)) for block in scripts} == {8} and len(set(scripts)) > 25
@@ -70,15 +70,15 @@ def test_a_seed_shuffles_whole_blocks(env, tmp_path):
     own = env | {"VENV": str(tmp_path / "linen")}
     same = names_of(ROOT, *phases, *flags, "--to=4", env=own)
     assert same == [name for name in order if "linen" in name][2:4]
-    # Repeats are contiguous, and no two of them train agents with the same seed.
+    # The runs of a repeat are contiguous, and each repeat uses different seeds for its agents.
     agents = [cell_of(name) for name in names_of(ROOT, "agents", env=env)]
     assert [(x["seed"] - 1) // 1000 for x in agents] == [0] * 35 + [1] * 35 + [2] * 35
     assert len(list(groupby(agents[:35], lambda x: x["label"]))) > 15
-    # A script that is named twice runs once.
+    # A script that is listed twice runs once.
     flags = "--scripts ppo_torch.py,linen,ppo_linen.py --sizes small,large --repeats=2"
     names = names_of(ROOT, *flags.split(), env=env)
     assert len(set(names)) == len(names) == 2 * 2 * 2
-    # Warmup runs come first, without repeats.
+    # Warmup runs come first and are not repeated.
     names = names_of(ROOT, "dqn", "--repeats", "2", env=env)
     assert [name[:6] == "warmup" for name in names] == [True] * 2 + [False] * 8
 
@@ -92,8 +92,8 @@ def test_iterations_in_a_grid_take_precedence_over_the_flag(env):
     "study", ["throughput", "phases", "dqn", "doors", "agents", "minatar", "gpu"]
 )
 def test_scripts_accept_the_listed_commands(env, study, monkeypatch):
-    """The parsed flags agree with the run names."""
-    kinds = {}  # one command per kind of run
+    """The script of each command parses its flags, and the result agrees with the run name."""
+    kinds = {}  # the last command of each kind
     for line in succeed(ROOT, study, "--list", env=env).splitlines():
         cell = cell_of(line.split()[-1])
         kinds[cell["label"], cell["script"], cell["size"], cell["iterations"]] = line, cell
@@ -102,11 +102,11 @@ def test_scripts_accept_the_listed_commands(env, study, monkeypatch):
         words = shlex.split(line)
         compiles = words[:2] != ["env", "JAX_DISABLE_JIT=1"]
         assert compiles == (not script.endswith("-none"))
-        words = words[1:] if compiles else words[3:]  # drop Python
+        words = words[1:] if compiles else words[3:]  # drop the interpreter
         while words[0] == "-m":
             assert (ROOT / f"{words[1].replace('.', '/')}.py").is_file()
             words = words[2:]
-        name = "ppo_linen_vmap"  # one_scan takes the same flags
+        name = "ppo_linen_vmap"  # the script whose flags one_scan takes
         if script != "one_scan":
             name = script if script in ROWS else f"ppo_{script.removesuffix('-none')}"
             assert words.pop(0) == str(path_of(name).relative_to(ROOT))
@@ -135,7 +135,7 @@ def test_the_default_environment_fits_the_actions_of_the_scripts(env):
 
 
 def test_track_applies_to_all_runs_except_side_by_side(env):
-    """In W&B, runs side by side would look like runs on an otherwise idle machine."""
+    """In W&B, runs side by side would be indistinguishable from runs on an idle machine."""
     assert " --track " not in succeed(ROOT, "agents", "--list", env=env)
     for line in succeed(ROOT, "agents", "--track", "--list", env=env).splitlines():
         assert (" --track " in line) == ("side_by_side" not in line)
@@ -150,7 +150,7 @@ def test_the_steps_of_the_gpu_script_cover_the_gpu_grid_once(env):
 
 
 def test_devices_trains_on_several_devices(env):
-    """PyTorch uses torchrun, and JAX a variable. The run names contain the number of devices."""
+    """PyTorch is launched with torchrun. For JAX, an environment variable sets the number."""
     flags = ("--scripts", "linen_sharded,torch_ddp", "--devices", "2")
     lines = succeed(ROOT, *flags, "--list", env=env).splitlines()
     jax, torch = sorted((shlex.split(x) for x in lines), key=len)

@@ -21,7 +21,7 @@ from bench.interleave import Program, Runner, Settings
 from bench.processes import new_mark
 
 ROOT = Path(__file__).resolve().parents[2]
-# A program that prints a line periodically, with a worker in another session.
+# A program that prints a line after each pause and has a child process in another session.
 TICKER = """
 import subprocess, sys, time
 seconds, times = float(sys.argv[1]), int(sys.argv[2])
@@ -40,14 +40,14 @@ def ticker(tmp_path):
 
 
 def start(folder, *words):
-    """Start race.py, which writes its results to the folder."""
+    """Start race.py, which writes to turns.jsonl in the folder, and return the process."""
     command = [sys.executable, ROOT / "race.py", "--out", folder / "turns.jsonl", *words]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder)
 
 
 def race(folder, *words):
-    """Run a race to the end; return exit status, output and errors."""
+    """Run race.py to the end. Return the exit status, stdout and stderr."""
     process = start(folder, *words)
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
@@ -63,7 +63,7 @@ def is_guard(process):
 
 
 def racers_of(process):
-    """Return the processes that race.py started, except for its guard."""
+    """Return the running descendants of race.py, except for its guard."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
         return [x for x in family if not is_guard(x)]
@@ -82,13 +82,13 @@ def test_a_race_names_the_faster_program_and_saves_its_turns(tmp_path, ticker):
     assert found.info["versions"]["numpy"] == np.__version__
     assert all(turn.seconds >= 0.1 and turn.iterations >= 1 for turn in found.turns)
     assert found.info["steps"] == [None, None] and not found.is_per_step()
-    assert found.times().median().iloc[0] > 0.036  # all counted iterations are timed
+    assert found.times().median().iloc[0] > 0.036  # smaller if untimed iterations were counted
     order = [turn.program for turn in found.turns]
     assert order == [0, 1, 1, 0] * 6
 
 
 def test_the_first_iteration_of_a_turn_is_not_timed(tmp_path, monkeypatch):
-    """The first iteration takes 10 s, and each of the others takes 1 s."""
+    """The first iteration of the turn takes 10 s, and each later one takes 1 s."""
     program = Program("program", ["true"], b"", "0.txt", None, None)
     runner = Runner(program, 0, tmp_path, new_mark(), Settings())
     runner.process.wait()
@@ -170,12 +170,12 @@ def test_no_signal_leaves_a_process_behind(number, tmp_path, ticker):
     process = start(tmp_path, "--seconds", "0.05", "--within", "0", ticker(0.01), ticker(0.01))
     wait_for(lambda: num_turns(tmp_path) >= 20)
     family = racers_of(process)
-    assert len(family) == 4  # two programs, each with a worker
+    assert len(family) == 4  # two programs, each with a child process
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     if number != signal.SIGKILL:
         assert process.returncode == 1 and "stopped" in err
-        assert " and " in out or "here" in out  # the results so far
+        assert " and " in out or "here" in out  # a result from the rounds so far
     wait_for(lambda: not any(x.is_running() for x in family))
     assert num_turns(tmp_path) >= 20
 
@@ -231,7 +231,7 @@ def test_usage_errors_have_no_traceback(programs, reason, tmp_path):
 
 # === Studies ====================================================================================
 def write_study(folder, *races):
-    """Write races.toml. Each race is a name followed by the commands of its programs."""
+    """Write races.toml. Each race is a tuple of its name and the commands of its programs."""
     lines = []
     for name, *ticks in races:
         lines += ["[[races]]", f"name = {name!r}", "turns = 12", "seconds = 0.05", "within = 9.0"]
@@ -241,7 +241,7 @@ def write_study(folder, *races):
 
 
 def race_study(folder):
-    """Run race.py --study to the end; return exit status, output and errors."""
+    """Run race.py --study to the end. Return the exit status, stdout and stderr."""
     command = [sys.executable, ROOT / "race.py", "--study", folder]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout, done.stderr
@@ -252,12 +252,12 @@ def test_a_study_runs_only_the_missing_races(tmp_path, ticker):
     write_study(tmp_path, ("one", fast, slow), ("broken", fast, broken), ("two", slow, fast))
     status, out, err = race_study(tmp_path)
     assert status == 1 and "race.py: broken: " in err and "is left out" in err
-    found = races.named(tmp_path / "races.jsonl")  # nothing from the failed race
+    found = races.named(tmp_path / "races.jsonl")  # without the failed race
     assert list(found) == ["one", "two"]
     assert found["one"].info["programs"] == ["a", "b"]
     assert found["one"].ratios()["b"].estimate > 1.5 and found["two"].ratios()["b"].estimate < 0.7
 
-    write_study(tmp_path, ("one", fast, slow), ("two", slow, slow))  # changed programs
+    write_study(tmp_path, ("one", fast, slow), ("two", slow, slow))  # race two has changed
     status, out, err = race_study(tmp_path)
     assert (status, err) == (0, "") and "Race 1 of 1: two" in out
     assert len(races.read(tmp_path / "races.jsonl")) == 3
@@ -297,7 +297,7 @@ def test_errors_in_races_toml_have_no_traceback(text, reason, tmp_path):
 
 # === Analysis ===================================================================================
 def synthetic_race(*programs):
-    """Return a race, given the times per iteration of each program, one per round."""
+    """Return a race. Each argument lists the times per iteration of a program, one per round."""
     names = [str(i) for i in range(len(programs))]
     info = {"programs": names, "discarded": 0, "args": {"within": 0.03}}
     turns = [
@@ -327,7 +327,7 @@ def test_discarded_rounds_and_missing_programs():
     found.info["discarded"] = 2
     assert list(found.times().columns) == ["0", "1", "2"]
     ratios = found.ratios()
-    assert ratios["1"] == pytest.approx((2, 2, 2))  # a round without program 0 is not paired
+    assert ratios["1"] == pytest.approx((2, 2, 2))  # ignores the round that program 0 lacks
     assert ratios["2"].estimate == pytest.approx(3) and np.isnan(ratios["2"].low)
 
 
@@ -370,7 +370,7 @@ def bursts(rng, n):
 
 
 def drift(rng, n):
-    """The speed of the machine is a random walk, and the order of programs alternates."""
+    """Log ratios on a machine whose speed is a random walk. The order of programs alternates."""
     speed = np.cumsum(rng.normal(0, 0.02, 2 * n)).reshape(n, 2)
     return (speed[:, 1] - speed[:, 0]) * np.where(np.arange(n) % 2, -1, 1)
 

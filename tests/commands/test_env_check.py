@@ -36,7 +36,7 @@ SMALL += ["--total-timesteps=128"]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """Write the modules of the page to the current folder, and undo their import afterwards."""
+    """Write the modules on the page to the current folder, and unload them after the test."""
     for name, text in zip(MODULES, EXAMPLES, strict=True):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -90,10 +90,11 @@ def ok(env_id, script):
 
 def test_the_commands_for_gymnax(here, monkeypatch, capsys):
     """Train, stop, resume, evaluate, and draw a GIF."""
-    sys.path.remove(str(here))  # the script adds it
+    sys.path.remove(str(here))  # the script must add it itself
     _, (_, *train_it), evaluate_it = words_of(1)
     _, resume_it = words_of(8)
-    run_log = importlib.import_module("ppo_linen").RunLog  # other tests reload the script
+    # Import the script here, because other tests reload it.
+    run_log = importlib.import_module("ppo_linen").RunLog
     write = run_log.write
 
     def write_and_stop(log, *args):
@@ -133,7 +134,7 @@ def test_the_commands_for_one_simulator_per_process(here, monkeypatch):
     output_of(*train_it, *small)
     # Four processes run two episodes each, and one process runs an episode for the GIF.
     words = [script, *flags, "--episodes=8", "--max-steps=30"]
-    subprocess.run([sys.executable, *words], check=True)  # progress is on stderr
+    subprocess.run([sys.executable, *words], check=True)  # stderr is not empty: it shows progress
     assert (here / "third.gif").exists()
 
 
@@ -167,7 +168,8 @@ NAMES = {
 }
 IN_50 = "observation_space = lambda *x: Box(-50, 50, (2,))"
 BOX_ACTIONS = "action_space = lambda *x: Box(-1, 1, (1,))"
-# Line in the class body of a gymnax environment -> message. obs is an array of two zeros.
+# Line to add to the class body of a gymnax environment -> part of the error message. In these
+# lines, obs is an array of two zeros.
 GYMNAX = {
     "action_space = environment.Environment.action_space": "MyEnv has no action_space, which gymn",
     "default_params = environment.Environment.default_params": "MyEnv has no default_params, whic",
@@ -183,7 +185,7 @@ GYMNAX = {
     "step_env = lambda *x: (obs, x[2], (0, 0), False, {})": "reward must be one number, not (Shape",
     "step_env = lambda *x: (obs, x[2], 0.0, 0, {})": "terminated and truncated must be one boolean",
     "step = lambda *x, params: (*Lander.step(*x, params)[:5], {})": "must have final_observation",
-    # Errors that only random steps can find.
+    # The check finds these errors only by taking random steps.
     "step_env = lambda *x: ends_at(100, *Lander.step_env(*x))": "100, max_steps_in_episode, all",
     "observation_space = lambda *x: Box(-99, [99, 0], (2,))": "side observation_space (-99 to 0)",
     "observation_space = lambda *x: Box([-99, 0], 99, (2,))": "side observation_space (0 to 99)",
@@ -194,7 +196,7 @@ GYMNAX = {
     "render = lambda *x: np.zeros((64, 64, 3))": "(height, width, 3), not float64 (64, 64, 3)",
     "step = lambda *x, params: continues(*Lander.step(*x, params))": "no episode ended within 2,0",
 }
-# The same for Gymnasium.
+# The same for a Gymnasium environment.
 GYMNASIUM = {
     "action_space = property()": "MyEnv-v0 has no action_space, which Gymnasium needs",
     "action_space = Discrete(2, start=1)": "actions must count from 0, not Discrete(2, st",
@@ -216,7 +218,7 @@ GYMNASIUM = {
 
 
 def write_gymnax(change):
-    """Write a module with MyEnv, a Lander with one more line in its class body. Return its id."""
+    """Write a module with MyEnv, which is Lander with one added line. Return the environment id."""
     text = "from gymnax.environments.spaces import Box, Dict, Discrete\nfrom lander import *\n"
     text += "obs = jnp.zeros(2)\ndef ends_at(limit, obs, state, reward, terminated, info):\n"
     text += "    return obs, state, reward, terminated | (state.time >= limit), info\n"
@@ -243,7 +245,7 @@ def write_endless(change):
 
 
 def write_limited(max_episode_steps):
-    """Write a Gymnasium environment that terminates at step 20, registered with a time limit."""
+    """Register a Gymnasium environment that terminates at step 20, with the given time limit."""
     text = """from lander_gymnasium import *
 class MyEnv(Lander):
     def reset(self, **options):
@@ -318,7 +320,7 @@ def bounded(self, action):
 @pytest.mark.parametrize("dtype", ["np.float32", "np.float64"])
 @pytest.mark.parametrize("side", ["low", "high"])
 def test_actions_at_both_bounds_are_tested(dtype, side):
-    """0.1 is not exact in float32. Environments may reject invalid actions, but not the bounds."""
+    """Rounding 0.1 to float32 must not move a bound out of the space, and both bounds are sent."""
     env_id = write_gymnasium(TENTH.format(dtype))
     text = Path("given.py").read_text() + BOUNDED
     Path("given.py").write_text(text.replace("EXTRA", "True"))
@@ -406,9 +408,9 @@ def test_the_default_and_the_small_convolutions_fit_the_smallest_images():
 # === Correct environments =======================================================================
 CONTINUOUS = "step_env = lambda *x: Lander.step_env(*x[:3], x[3][0] > 0, x[4])"
 CUSTOM_STEP = "step = lambda self, *x, **y: Lander().step(*x, **y); "
-CUSTOM_STEP += "step_env = environment.Environment.step_env"  # not called
+CUSTOM_STEP += "step_env = environment.Environment.step_env"  # abstract, but never called
 CORRECT: list[Any] = [
-    (write_gymnax, "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))"),  # weakly typed
+    (write_gymnax, "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))"),  # weakly typed arrays
     (write_gymnax, CUSTOM_STEP),
     (write_gymnax, f"action_space = lambda *x: Box(-1, 1, (1,)); {CONTINUOUS}"),
     (write_gymnasium, "step = lambda *x: (obs, 1, np.bool_(x[1]), 0, {})"),
@@ -482,7 +484,7 @@ def test_the_speed_of_a_vector_environment(monkeypatch):
     class Arcade(images.Arcade):
         action_space = MultiDiscrete([3, 3])
 
-        def reset(self, *, seed=None, options=None):  # ale-py also accepts an int
+        def reset(self, *, seed=None, options=None):  # an array, or an int as in ale-py
             seeds = None if seed is None else np.full(self.num_envs, seed)
             return super().reset(seed=seeds, options=options)
 
@@ -583,7 +585,7 @@ def test_an_exception_in_the_module_is_raised():
         check.main("broken:MyEnv")
 
 
-# Modules that need a missing package.
+# Line that needs a missing package, and the expected error message.
 MISSING = [
     ("import no_such_package", "No module named 'no_such_package'"),
     (

@@ -29,7 +29,7 @@ import ppo_cnn_torch_gymnasium
 import ppo_linen
 import ppo_linen_gymnasium
 
-# Every kind of checkpoint (PPO) and of observation (DQN) occurs in one of these scripts.
+# The PPO scripts cover all kinds of checkpoints, and the DQN scripts all kinds of observations.
 PPO = ("ppo_linen", "ppo_nnx", "ppo_equinox", "ppo_torch")
 DQN = {"dqn_linen_gymnasium": (4,), "dqn_torch": (10, 10, 4)}
 BREAKOUT = "--env-id Breakout-MinAtar --sticky-actions 0.25 --full-actions --max-episode-steps 99"
@@ -63,7 +63,7 @@ def dqn_run(tmp_path_factory):
 
 @pytest.fixture
 def copied_run(whole_run, tmp_path):
-    """Return a copy of a run folder, which the test may change."""
+    """Return a copy of a run folder that the test may change."""
     return shutil.copytree(whole_run("ppo_linen").folder, tmp_path / "copied")
 
 
@@ -86,7 +86,7 @@ def command(monkeypatch, capsys):
 
 
 def stand_in(env_id, logits=(0.0, 0.0), folder="stand-in", seed=1, script=ppo_linen):
-    """Return a run without a checkpoint, whose policy is the same in every state."""
+    """Return a run without a checkpoint. Its policy ignores the observation."""
     args = SimpleNamespace(env_id=env_id, seed=seed, num_envs=4, num_steps=32)
 
     def load_policy(folder, seed=0):
@@ -242,7 +242,7 @@ def test_a_recurrent_policy_receives_the_starts_of_episodes():
 
 
 class LostLives(ppo_cnn_torch_gymnasium.VecEnv):
-    """VecEnv without the argument terminal_on_life_loss: lost lives terminate episodes."""
+    """VecEnv without the terminal_on_life_loss argument: losing a life ends the episode."""
 
     def __init__(self, env_id, num_envs, vectorization, seed):
         super().__init__(env_id, num_envs, vectorization, seed)
@@ -312,12 +312,12 @@ PROCESSES: dict[str, Any] = {"episodes": 6, "num_envs": 2, "vectorization": "asy
 
 @pytest.mark.parametrize("flags", [ONE, PROCESSES, {"episodes": 6}])
 def test_one_simulator_per_process(flags, single, tmp_path):
-    """Each process closes an instance before it creates the next. Defaults are as in training."""
+    """Each process closes its instance before it creates the next. Training sets the defaults."""
     single.args.vectorization = "async"
     single.args.num_envs = 4
     result = play(single, **flags)
     assert result["returns"] == [10.0] * flags["episodes"]
-    assert result["num_envs"] == flags.get("num_envs", 3)  # 4 is not a divisor of 6
+    assert result["num_envs"] == flags.get("num_envs", 3)  # 6 is not divisible by 4
     evaluate.draw([single], evaluate.Args(runs=("some",), **flags), tmp_path / "single.gif")
     with Image.open(tmp_path / "single.gif") as file:
         assert getattr(file, "n_frames", 1) == 10
@@ -396,7 +396,7 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
     for words in (
         ("a1", "c3", "--against", "b1"),
         ("a1", "--against", "b1", "c3"),
-        ("a1", "--against", "b1", "d5"),  # trained for longer
+        ("a1", "--against", "b1", "d5"),  # d5 was trained for longer
     ):
         status, _, err = command(*words)
         assert status == 2 and err.startswith("--against: the runs of a group must")
@@ -416,7 +416,7 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
     ],
 )
 def test_usage_errors(flags, sentence, command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")  # width of the error box
+    monkeypatch.setenv("COLUMNS", "200")  # a wide error box, without line breaks in the message
     status, out, err = command("run", *flags.split())
     assert (status, out) == (2, "") and sentence in err
 
@@ -526,7 +526,7 @@ def test_frames_are_drawn_unchanged():
 
 
 class Screens(images.Arcade):
-    """With grayscale=False, frames are red, and green encodes the game, the step and the seed."""
+    """With grayscale=False, frames are red, and three green values are the game, step and seed."""
 
     def observe(self):
         if self.options.get("grayscale", True):
@@ -572,5 +572,5 @@ def test_gif(name, whole_run, dqn_run, command, tmp_path):
         frames = [np.asarray(x.convert("RGB")) for x in ImageSequence.Iterator(file)]
     assert len(frames) > 3 and frames[0].shape == (268, 300, 3)
     assert (frames[0][68:] != frames[3][68:]).any()
-    dark = (frames[0][68:] < 20).all(-1).mean()  # cart and track of CartPole
+    dark = (frames[0][68:] < 20).all(-1).mean()  # in CartPole: the cart and the track
     assert dark > 0.3 if name == "dqn_torch" else 0.001 < dark < 0.3

@@ -59,11 +59,10 @@ def begin(project, words, env, patch):
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(project / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(project)
-    os.environ.pop("PYTHONSAFEPATH", None)  # in case the server inherited it
     os.environ.update(env)
     sys.argv = ["tune.py", *words]
     tune.HERE = project  # folder of the stand-in for evaluate.py
-    tune.draw = lambda *_: None  # slow
+    tune.draw = lambda *_: None  # drawing is slow
     if patch:
         patch()
     tune.main(*tune.parse_args())
@@ -78,7 +77,7 @@ def start(project, *words, mlflow="", patch=None, **plans):
 
 
 def wait(project, process):
-    """Return the exit status, stdout and stderr."""
+    """Wait for tune.py to end. Return its exit status, stdout and stderr."""
     process.join(60)
     return process.exitcode, (project / "out").read_text(), (project / "err").read_text()
 
@@ -88,7 +87,7 @@ def run(project, *words, **options):
 
 
 def processes_in(project):
-    """Return the ids of live processes of this test. TRACE excludes processes with a reused id."""
+    """Return the ids of live training processes. The check of TRACE excludes reused ids."""
     own = str(project / "trace")
     found = []
     for pid in {x["pid"] for x in traced(project, "start")}:
@@ -143,12 +142,12 @@ def test_a_study(project):
     assert (status, err) == (0, "") and len(values_of(project)) == 3
     trials = load(project).trials
     own = {"learning_rate": 0.1, "anneal_lr": True, "num_minibatches": 8, "hidden_sizes": "64x64"}
-    assert trials[0].params == own | {"loss": "mse"}  # default of the script
+    assert trials[0].params == own | {"loss": "mse"}  # the defaults of the script
     for x in trials:
         values = [greedy(x.params, seed, 1_000_000) for seed in range(1, 5)]
         assert x.value == pytest.approx(sum(sorted(values)[1:3]) / 2)
         told = [recent(x.params) + luck(seed) for seed in range(1, 5)]
-        for seeds, step in ((2, 44), (3, 66), (4, 89)):  # reported as the seeds finish
+        for seeds, step in ((2, 44), (3, 66), (4, 89)):  # one report per finished seed
             value = stats.trim_mean(told[:seeds], 0.25)
             assert x.intermediate_values[step] == pytest.approx(value)
     best = max(trials, key=lambda x: x.value)
@@ -198,7 +197,7 @@ def test_a_study_prefers_better_settings(tmp_path):
     distances = [abs(x.params["gamma"] - 0.8) for x in study.trials]
     assert np.median(distances[20:]) < 0.1
     assert tune.best_of(study).params["gamma"] == pytest.approx(0.8, abs=0.05)
-    for value in (0.3, 0.1 + 0.2):  # a tie up to rounding
+    for value in (0.3, 0.1 + 0.2):  # equal up to rounding: the first one is the best
         study.tell(study.ask(space), value)
     assert tune.best_of(study).number == 40
 
@@ -236,10 +235,10 @@ def new_study(folder, sampler="random"):
 
 
 def test_an_interrupted_trial_continues(tmp_path, capsys):
-    """This includes a trial without hyperparameters. One on another machine is left alone."""
+    """A trial on another machine continues only after its heartbeats have stopped."""
     args, space, study = new_study(tmp_path)
     command = tune.Command(args, [], {}, space, tmp_path, study, tmp_path, "here")
-    study.ask()  # with the defaults of the script
+    study.ask()  # a trial without hyperparameters
     tune.requeue(command)
     second = study.ask(space)
     second.set_user_attr("place", "here")
@@ -255,13 +254,13 @@ def test_an_interrupted_trial_continues(tmp_path, capsys):
     third.set_user_attr("error", "it failed, and could not say so")
     tune.requeue(command)
     assert study.trials[-1].number == third.number and study.trials[-1].state == TrialState.FAIL
-    for seconds, state in ((0, TrialState.RUNNING), (700, TrialState.FAIL)):  # since the heartbeat
+    for seconds, state in ((0, TrialState.RUNNING), (700, TrialState.FAIL)):  # heartbeat age
         other.set_user_attr("heard", time.time() - seconds)
         tune.requeue(command)
         assert study.trials[other.number].state == state
     (waiting,) = tune.counted(study, TrialState.WAITING)
     assert waiting.user_attrs["goes_on"] == other.number
-    tune.finish(command)  # trials are running
+    tune.finish(command)
     assert "Other commands are running trials" in capsys.readouterr().out
 
 
@@ -311,7 +310,7 @@ def test_a_signal_saves_checkpoints_and_the_same_command_continues(project):
 
 
 def test_two_machines_share_a_storage(project):
-    """The storage is a journal file."""
+    """Both use the same journal file."""
     words = [*QUICK, "--trials", 6, "--seconds", "0.1", "--storage", project / "journal"]
     commands = [start(project, *words, "--studies-dir", x) for x in ("here", "there")]
     assert [wait(project, x)[::2] for x in commands] == [(0, "")] * 2
@@ -322,7 +321,7 @@ def test_two_machines_share_a_storage(project):
 
 # === Pruning and failures =======================================================================
 def prune_strictly():
-    """Prune below a threshold; Hyperband could not prune the first trial."""
+    """Prune trials with a value below -1.5. Hyperband would never prune the first trial."""
     strict = optuna.pruners.ThresholdPruner(lower=-1.5)
     optuna.pruners.HyperbandPruner.prune = lambda _, *trial: strict.prune(*trial)
 
@@ -345,7 +344,7 @@ def test_hyperband_prunes_at_a_ninth_and_at_a_third(tmp_path):
 
 
 def test_pruning_a_trial_ends_its_process(project):
-    """The default learning rate is 100x too large, so its trials are pruned; the others are not."""
+    """The default learning rate is 100x too large. Only trials that use it are pruned."""
     words = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 1, "--trials", 3, "--workers", 2]
     words += ["--space", "learning_rate=1e-3,2e-3,3e-3"]
     status, out, err = run(project, *words, patch=prune_strictly, **{"0000-": "hang"})
@@ -433,12 +432,12 @@ def test_a_study_continues_only_with_the_same_code_and_in_one_command(project):
     with tune.locked(project / "tuned" / NAME / "study.lock", ""):
         status, _, err = run(project, *words)
     assert status == 2 and err.startswith("another command is running this study")
-    # Flags may change if they affect only how, or how much, the study runs.
+    # Flags that do not affect the result of a trial may change.
     more = ["--trials", 2, "--workers", 2, "--seed", 9, "--timeout", 90, "--fresh-seeds", 3]
     assert run(project, *words, *more)[0] == 0
     check_runs(project)
     assert len(values_of(project)) == 2 and len(report(project)["defaults"]["returns"]) == 3
-    # A new database means a new study of the same name, with new runs.
+    # Without its database, the study starts over with new runs.
     (project / "tuned" / NAME / "study.db").unlink()
     assert run(project, *words)[0] == 0
     assert Counter(x["run"] for x in traced(project, "start"))["0000-seed-1"] == 2
@@ -480,7 +479,7 @@ def test_parse_range(capsys):
 
 
 def test_the_seed_determines_the_proposed_settings(tmp_path):
-    """A resumed study proposes different settings."""
+    """If the study is resumed, it does not repeat the settings that it proposed first."""
     found = []
     for place in ("a", "b", "a"):
         _, space, study = new_study(tmp_path / place)
@@ -526,7 +525,6 @@ def begin_command(monkeypatch):
 
 
 def test_a_trial_of_a_real_script(tmp_path, compiled, begin_command, monkeypatch):
-    """Train and evaluate."""
     for name, value in compiled.items():
         monkeypatch.setenv(name, value)
     words = "ppo_linen --trials 1 --num-seeds 1 --episodes 8"
@@ -541,7 +539,7 @@ def test_a_trial_of_a_real_script(tmp_path, compiled, begin_command, monkeypatch
 
 
 def test_mlflow_receives_each_trial_once(project, begin_command, monkeypatch):
-    """This holds if one attempt finds no server, and if another one follows the successful one."""
+    """The first attempt finds no server, the second succeeds, and the third adds nothing."""
     mlflow = pytest.importorskip("mlflow")
     words = [*QUICK, "--trials", 2]
     assert run(project, *words, **{"0001-": "crash"})[::2] == (0, "")
