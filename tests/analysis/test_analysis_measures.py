@@ -53,9 +53,20 @@ def test_a_stray_run_does_not_reduce_the_common_environments():
     assert np.isnan(found[NNX]["steady"])
     assert found[NNX]["steady_environments"] == 0
     lacking = runs[~((runs["mode"] == TORCH) & (runs["env_id"] == ENVS[2]))]
-    for mode, row in measured(lacking).items():
+    found = measured(lacking)
+    for mode, row in found.items():
         assert row["steady_environments"] == 2
         assert row["steady"] == pytest.approx(geometric(runs, mode, "steady", ENVS[:2]))
+        assert row["steady_estimate"] == pytest.approx(row["steady"] / found[LINEN]["steady"])
+
+
+def test_parts_of_the_startup_weight_environments_equally():
+    """Imports take 30% of the start-up in three runs, and 60% in a run in another environment."""
+    runs = grid({LINEN: (10.0, 0.1)}, ENVS[:2], repeats=3)
+    runs = runs[(runs["env_id"] == ENVS[0]) | (runs["repeat"] == 1)]
+    runs.loc[runs["env_id"] == ENVS[1], ["imports", "first"]] = (6.0, 2.0)
+    [row] = measures.startups(only_experiment(runs)).to_dict("records")
+    assert [row[x] for x in measures.PARTS] == pytest.approx([4.5, 2.0, 3.5])
 
 
 def test_resumed_runs_and_later_agents_of_a_program_have_no_durations():
