@@ -27,7 +27,7 @@ CASES = [
 @EACH_AGENT
 @pytest.mark.parametrize(("obs_shape", "flags"), CASES)
 def test_updates_match_the_reference(name, obs_shape, flags):
-    """Compare 50 updates with a changing learning rate. Weights of the zero input never change."""
+    """Compare 50 updates with a changing learning rate. One input is 0, so some gradients are 0."""
     learner = make_learner(name, obs_shape, f"{flags} --target-network-frequency 7")
     layers, _ = learner.layers()
     batches = [random_batch(seed, 32, obs_shape, 3) for seed in range(50)]
@@ -74,7 +74,7 @@ def test_uint8_observations_are_cast_to_float32(name):
 
 # === Replay =====================================================================================
 def steps(first: int, kind: Any = "f", count: int = 10) -> tuple:
-    """Return transitions of `count` environments, whose fields are functions of the action."""
+    """Return `count` transitions. Actions are numbered from `first` and determine all fields."""
     number = np.arange(first, first + count)
     obs = number[:, None] + np.array([0, 1, 2, 3])
     fields = obs, number, 2 * number, number % 3 == 0, obs + 100
@@ -136,7 +136,7 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
         Replay(name, flags, (10_000,), "f")
         assert not capsys.readouterr().out
         Replay(name, flags, (250, 100), "f")
-        message = "The replay takes 2.0 GB. Lower --buffer-size to use less.\n"
+        message = "The replay buffer takes 2.0 GB. Lower --buffer-size to use less.\n"
         assert capsys.readouterr().out == message
         Replay(name, flags, (25_000,), "uint8")
         assert not capsys.readouterr().out
@@ -150,7 +150,7 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
 def test_an_update_follows_every_train_frequency_environment_steps(
     name, num_envs, train_frequency, learning_starts
 ):
-    """This holds after learning_starts, for any num_envs."""
+    """Steps are counted from learning_starts, for any num_envs."""
     flags = f"--train-frequency {train_frequency} --num-envs {num_envs} "
     flags += f"--learning-starts {learning_starts} --buffer-size {32 * num_envs} "
     flags += f"--total-timesteps {160 * num_envs}"

@@ -1,6 +1,6 @@
 """SAC: compare updates with a float64 reference, and test complete runs.
 
-To add a script, add it to SAC_SCRIPTS, and add the class that reads its weights to LEARNERS.
+For a new script, add the class that reads its weights to LEARNERS.
 """
 
 import dataclasses
@@ -145,7 +145,7 @@ def updates(weights: dict, batches: tuple, noises: tuple, rates: list, args: Any
 
 # === The scripts ================================================================================
 def to_weights(arrays: list) -> dict:
-    """Convert arrays that are sorted by name: the bias and the kernel of each layer."""
+    """Convert arrays sorted by name: the bias and the kernel of each layer, and log_alpha."""
     *layers, log_alpha = map(np.array, arrays)
     ends = len(layers) // 3
     actor = list(zip(layers[:ends:2], layers[1:ends:2], strict=True))
@@ -261,7 +261,7 @@ def make_learner(name: str, *flags: str) -> Any:
 
 
 def as_logged(losses: dict) -> dict:
-    """Rename the losses of the reference as in the log."""
+    """Return the losses of the reference under the names in the log."""
     return {
         "losses/td_loss": losses["critics"],
         "losses/q_value": losses["q_value"],
@@ -289,7 +289,7 @@ def random_batch(seed: int) -> tuple[tuple, np.ndarray]:
 
 
 def moved(weights: dict) -> dict:
-    """Return changed weights with one log_std above the upper bound and one below the lower."""
+    """Return changed weights with one log_std above the upper bound and one below the lower one."""
     rng = np.random.default_rng(0)
     vector, unravel = ravel(weights)
     weights = unravel(vector + 0.3 * rng.normal(size=len(vector)))
@@ -528,7 +528,7 @@ def test_stored_transitions_match_pendulum(known_run):
 
 
 def test_actions_are_uniform_until_learning_starts(known_run):
-    """Later actions come from the actor, which hardly changes at this learning rate."""
+    """Then the actor chooses the actions. It hardly changes at this learning rate."""
     obs, action, *_ = stored_in(known_run.half)
     assert action.shape == (2000, 1)
     random, drawn = action[:1500, 0], action[1500:, 0]
@@ -542,7 +542,7 @@ def test_actions_are_uniform_until_learning_starts(known_run):
 
 
 def test_updates_read_only_stored_transitions_and_are_counted(known_run):
-    """One update per 8 steps after 1500. Sampling an empty entry would make the losses NaN."""
+    """There is an update per 8 steps after step 1500. Empty entries would make losses NaN."""
     assert [row["charts/updates"] for row in known_run.rows] == [0, 62, 125, 125]
     assert [row["losses/td_loss"] is None for row in known_run.rows] == [True, False, False, False]
     assert known_run.rows[-1]["losses/alpha"] < known_run.rows[1]["losses/alpha"] < 1
@@ -572,7 +572,7 @@ TRANSFERS = {
     "sac_linen_gymnasium": 5,  # losses
     "sac_torch": 12,  # losses and episode statistics
     "sac_torch_gymnasium": 250 + 5,
-    COMPILED: 250 + 6,  # also the learning rate
+    COMPILED: 250 + 6,  # losses and learning rate
 }
 
 
@@ -719,7 +719,7 @@ def trained(request, tmp_path_factory):
 
 
 def test_every_update_has_new_noise_and_a_new_batch(trained):
-    """Noise differs between obs and next_obs, and batches differ between updates at one step."""
+    """Noise differs between obs and next_obs. Two updates after the same step differ in batches."""
     noise = np.array([x.noise.reshape(2, 32) for x in trained.updates])
     assert kstest(noise.ravel(), "norm").pvalue > 0.01
     assert len(np.unique(noise)) > 0.99 * noise.size
@@ -729,7 +729,7 @@ def test_every_update_has_new_noise_and_a_new_batch(trained):
 
 
 def test_batches_are_uniform_samples_of_the_stored_transitions(trained):
-    """Two updates sample from 62 transitions, the next two from 64, including the newest one."""
+    """Two updates sample from 62 transitions, the next two from 64, and so on."""
     stored = stored_in(trained.run.folder)
     numbers = {obs.tobytes(): number for number, obs in enumerate(stored[0])}
     assert len(numbers) == 240
@@ -758,7 +758,7 @@ def test_mean_losses_are_logged_under_their_names(trained):
 
 
 def test_the_learning_rate_decays_per_iteration(trained):
-    """The updates and the log have the same learning rate."""
+    """The logged learning rate is the one that the updates use."""
     rates = [x.rate for x in trained.updates[::60]]
     np.testing.assert_allclose(rates, [0.75e-3, 0.5e-3, 0.25e-3], rtol=1e-6)
     assert [x.rate for x in trained.updates] == np.repeat(rates, 60).tolist()
@@ -767,7 +767,7 @@ def test_the_learning_rate_decays_per_iteration(trained):
 
 
 def test_flags_of_the_update_can_change_in_a_resumed_run(trained, tmp_path, monkeypatch):
-    """This includes the learning rate schedule."""
+    """The learning rate schedule, the batch size and tau change."""
     op_by_op(monkeypatch, importlib.import_module(trained.name))
     updates = record_updates(monkeypatch, trained.name)
     folder = rewind(trained.run, tmp_path / "killed")
@@ -819,7 +819,7 @@ def test_the_replay_keeps_the_dtype_of_observations(name, tmp_path, monkeypatch)
 
 @EACH
 def test_the_size_of_a_large_replay_is_printed(name, capsys):
-    """This test does not allocate the 1.2 GB."""
+    """Do not allocate 1.2 GB: use shapes, untouched pages, or a meta device."""
     script = importlib.import_module(name)
     for obs_size in (9_000, 12_000):
         sizes = script.Args(buffer_size=50_000), (obs_size,), np.dtype(np.uint8), 1
@@ -829,14 +829,30 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
             script.Replay(*sizes)
         else:
             script.Replay(*sizes, torch.device("meta"))
-    message = "The replay takes 1.2 GB. Lower --buffer-size to use less.\n"
+    message = "The replay buffer takes 1.2 GB. Lower --buffer-size to use less.\n"
     assert capsys.readouterr().out == message
+
+
+@pytest.mark.parametrize("name", [x for x in SAC_SCRIPTS if x != "sac_linen"])
+def test_a_resumed_full_replay_buffer_overwrites_the_oldest_transition(name):
+    """With three entries, transitions 0 to 3 are added before the run resumes, and 4 after it."""
+    script = importlib.import_module(name)
+    inputs = script.Args(num_envs=1, buffer_size=3), (1,), np.dtype(np.float32), 1
+    device = () if name == "sac_linen_gymnasium" else (torch.device("cpu"),)
+    replay, resumed = (script.Replay(*inputs, *device) for _ in range(2))
+    for number in range(5):
+        if number == 4:
+            resumed.load_state_dict(replay.state_dict())
+            replay = resumed
+        x = np.full((1, 1), number, np.float32)
+        replay.add(x, x, {"reward": x[0], "terminated": x[0] > 9, "next_obs": x})
+    assert np.ravel(replay.transitions.obs).tolist() == [3, 4, 2]
 
 
 # === Gymnasium ==================================================================================
 @pytest.mark.parametrize("name", IN_GYMNASIUM)
 def test_a_resumed_run_starts_new_episodes(name):
-    """They differ from the first episodes, and are the same each time the run is resumed."""
+    """The new episodes depend on the iteration, and differ from the first ones."""
     env = importlib.import_module(name).VecEnv("Pendulum-v1", 2, "sync", 1)
     first, third, again = env.reset(), env.reset(3), env.reset(3)
     assert not np.isin(first, third).any()
@@ -844,7 +860,7 @@ def test_a_resumed_run_starts_new_episodes(name):
 
 
 # === Bounds of actions ==========================================================================
-# Mapping -1 to -0.1 and 1 to 0.1 is off by rounding, in float32 and in float64.
+# Mapping [-1, 1] to these bounds is inexact because of rounding, in float32 and in float64.
 LOW, HIGH = [-0.1, -0.2], [0.2, 0.1]
 
 
@@ -885,7 +901,7 @@ EXTREMES = np.array([[-1, -1], [1, 1], [-1, 1], [1, -1]], np.float32)
 
 @EACH
 def test_actions_are_inside_bounds_that_are_not_binary_fractions(name, tmp_path, monkeypatch):
-    """This holds in training, where actions reach the bounds, and in load_policy."""
+    """Check steps with extreme actions, a training run, and load_policy."""
     script = importlib.import_module(name)
     op_by_op(monkeypatch, script)
     for bits in (32, 64) if "gymnasium" in name else (32,):
@@ -896,7 +912,7 @@ def test_actions_are_inside_bounds_that_are_not_binary_fractions(name, tmp_path,
         train(name, folder, f"{LEARNING} --env-id {env_id} --total-timesteps 60")
         obs = np.zeros((2, 3), "f")
         for change, expected in ((99, [0.2, -0.2]), (-198, [-0.1, 0.1])):
-            add_to_output(folder, [change, -change, 0, 0])  # means that tanh maps to -1 and 1
+            add_to_output(folder, [change, -change, 0, 0])  # tanh maps these means to -1 or 1
             policy = script.load_policy(folder)
             for action in (*policy(obs), *policy(obs, sample=True)):
                 assert space.contains(action) and action.dtype == space.dtype
