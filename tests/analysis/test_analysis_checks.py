@@ -60,7 +60,7 @@ def test_missing_losses_do_not_count_as_divergence():
         ({"git_commit": "b" * 40}, "2 commits"),
         ({"git_commit": "a" * 40 + "-dirty"}, "not committed"),
         ({"machine": "3fa9"}, "2 machines, but a study must have one"),
-        # A run that does not use torch has no version of it.
+        # A missing torch version means that the script does not use torch.
         ({"versions": {"jax": "2", "flax": "3"}}, "different versions"),
         ({"load": 9.0}, "1 run started while other processes used the machine"),
         ({"resumed": [3]}, "1 run resumed"),

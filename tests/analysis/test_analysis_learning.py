@@ -69,8 +69,8 @@ def test_off_policy_scripts_are_compared_over_the_last_100_episodes():
 def test_progress_is_the_mean_over_seeds_with_a_t_interval():
     frame = returning({LINEN: [0.0] * 4, TORCH: [0.0]})
     values = np.random.default_rng(0).normal(size=(5, 10))
-    values[1, 3] = np.nan  # no episode finished: use the previous return
-    values[2, 0] = np.nan  # no previous return
+    values[1, 3] = np.nan  # no episode finished, so the previous return counts
+    values[2, 0] = np.nan  # no return yet
     rows = {run: values[i] for i, run in enumerate(frame["run"])}
     iterations = logs(frame, returns=lambda run, i: rows[run["run"]][i])
     found = by(learning.progress(only_experiment(frame, iterations)), "mode", "steps")

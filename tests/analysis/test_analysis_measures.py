@@ -1,4 +1,4 @@
-"""Which runs are compared, and how durations are averaged: compare with NumPy and golden files."""
+"""Selection of comparable runs, and mean durations, checked against NumPy and golden files."""
 
 from functools import cache
 
@@ -13,7 +13,7 @@ from analysis.runs import load
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
-TWO = {COMPILE: (20.0, 0.5), TORCH: (8.0, 2.0)}  # startup and steady seconds
+TWO = {COMPILE: (20.0, 0.5), TORCH: (8.0, 2.0)}  # startup and steady, in seconds
 THREE = {LINEN: (6.0, 0.1)} | TWO
 ALL = ("startup", "steady", "process")
 
@@ -34,7 +34,7 @@ def measured(runs, *names):
 # === Means and ratios ===========================================================================
 def test_means_and_ratios_equal_direct_computation():
     runs = grid(THREE, ENVS, repeats=3, noise=0.1)
-    runs = runs[(runs["env_id"] == ENVS[0]) | (runs["repeat"] < 3)]  # with equal weights
+    runs = runs[(runs["env_id"] == ENVS[0]) | (runs["repeat"] < 3)]  # 3, 2 and 2 repeats
     found = measured(runs)
     assert list(found) == [LINEN, COMPILE, TORCH]
     for mode, row in found.items():
@@ -91,14 +91,14 @@ def test_crossings_of_eager_and_compiled_scripts_of_one_framework():
     assert [row[x] for x in ("estimate", "low", "high")] == pytest.approx([9] * 3, rel=1e-3)
     assert row["seconds"] == pytest.approx(24, rel=1e-3)
     assert crossings({TORCH: (8.0, 2.0), COMPILE: (20.0, 2.5)}) == []  # they never cross
-    assert crossings({TORCH: (8.0, 2.0), COMPILE: (8000.0, 1.0)}) == []  # too far away
-    assert crossings({TORCH: (8.0, 2.0), LINEN: (30.0, 0.001)}) == []  # two frameworks
+    assert crossings({TORCH: (8.0, 2.0), COMPILE: (8000.0, 1.0)}) == []  # after about 8,000 iterations
+    assert crossings({TORCH: (8.0, 2.0), LINEN: (30.0, 0.001)}) == []  # different frameworks
     assert crossings({NNX: (8.0, 2.0), "ppo_nnx_vmap": (30.0, 0.001)}) == []  # both compiled
 
 
 # === Platforms and experiments ==================================================================
 def test_platforms_are_compared_separately_for_each_set_of_hyperparameters():
-    """3x as slow with few environments, 3x as fast with many: an average would hide both."""
+    """One platform is 3x as slow with few environments and 3x as fast with many."""
     pace = {("here", 32): 1.0, ("there", 32): 3.0, ("here", 4096): 3.0, ("there", 4096): 1.0}
     parts = [
         grid({LINEN: (6.0, steady)}, repeats=2, platform=where, settings=f'{{"num_envs": {count}}}')
@@ -122,7 +122,7 @@ def test_an_experiment_has_one_platform_and_one_set_of_hyperparameters():
     runs = pd.concat([grid(THREE), grid({COMPILE: (20.0, 0.5)}, repeats=3).tail(2)])
     assert [only_experiment(runs, baseline=x).baseline for x in (None, TORCH)] == [LINEN, TORCH]
     assert only_experiment(runs[runs["mode"] != LINEN], baseline="absent").baseline == COMPILE
-    # The default baseline is the first script, even if another one has more runs.
+    # The default baseline is the first script, even if a different script has more runs.
     modes = {"ppo_continuous_linen": (6.0, 0.1), "ppo_continuous_torch": (9.0, 0.4)}
     assert only_experiment(
         pd.concat([grid(modes), grid(modes, repeats=3).tail(2)])
@@ -131,13 +131,13 @@ def test_an_experiment_has_one_platform_and_one_set_of_hyperparameters():
 
 @pytest.mark.parametrize("factor", [1.0, 1.2, 0.8])
 def test_two_boots_of_a_machine_are_two_platforms_if_the_time_of_a_script_differs(factor):
-    """In the second boot, CartPole takes `factor` times the time in one script."""
+    """In the second boot, ppo_torch takes `factor` times as long on CartPole as in the first."""
     first = grid(THREE, ENVS, repeats=5, noise=0.02, boot="a", started="2026-01-01")
     second = grid(THREE, ENVS, repeats=5, noise=0.02, seed=1, boot="b", started="2026-01-02")
     slower = (second["mode"] == TORCH) & (second["env_id"] == ENVS[0])
     second.loc[slower, "steady"] *= factor
     second["repeat"] += 5
-    unknown = grid(THREE, ENVS, repeats=5, boot="")  # the boot is unknown
+    unknown = grid(THREE, ENVS, repeats=5, boot="")
     found, _ = titles(first, second, unknown.assign(repeat=77.0))
     assert found == (["here"] if factor == 1 else ["here", "here, boot b"])
 
@@ -182,7 +182,7 @@ def experiment_of(folder):
 def test_tables_match_the_golden_files(study, name, row):
     """Compare the second row as printed and, for some tables, every number to 1e-9.
 
-    golden/ contains the runs, too, because the runs in studies/ are replaced now and then.
+    golden/ also contains the runs, because new measurements may replace the runs in studies/.
     """
     made = tables.make(name, experiment_of(ROOT / "tests" / study))
     assert " ".join(made.cells.iloc[1]).endswith(row)

@@ -19,7 +19,7 @@ from analysis.page import Bullets, Plot, Section, Table, Text
 from analysis.schema import clean
 
 WORDS = [f"word{i}x" for i in range(13)]
-# A sample of special characters of Markdown and HTML, alone and in contexts where they matter.
+# Special characters in Markdown and HTML, alone and in sequences with a meaning.
 PIECES = [
     *"\\`*_~|$#>-+=.)([]!^:<&;@'\"/ x1a0{}%,?é",
     *("    ", "\t", "\n", "\r\n", "\x1b", "\0", "\u202e", "\u2028", "\u00a0", "\ud800", "1. "),
@@ -28,7 +28,7 @@ PIECES = [
     *("[a](b)", "[a][b]", "[a]: b", "| - |", "|---|", "<http://a>", "https://a.bc", '" onload="'),
 ]
 PNG = b"\x89PNG"
-GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])  # passes HTML through
+GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])  # does not escape HTML
 
 
 def sections_of(words):
@@ -41,7 +41,7 @@ def sections_of(words):
 
 
 def written(words, out):
-    """Write the page with fixed bytes instead of figures. Return report.md and report.html."""
+    """Write a page with fixed bytes as figures. Return the text of report.md and report.html."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "png", lambda figure: PNG)
         page.write(words[-1], sections_of(words), out)
@@ -69,20 +69,21 @@ class Page(HTMLParser):
 
 
 def parts_of(words, out):
-    """Return the parts of report.md as GitHub renders it, and those of report.html."""
+    """Return the parsed parts of report.md, rendered as on GitHub, and of report.html."""
     text, html = written(words, out)
     return Page(GITHUB.render(text)).parts, Page(html).parts
 
 
 def swapped(part, names):
-    """Replace the words in a part of the harmless page."""
+    """Replace each word in a part of the harmless page with the text that names maps it to."""
     part = re.sub(r"word\d+x", lambda x: names[x[0]], part)
     return part.replace("[", "(").replace("]", ")") if part.startswith("<img") else part
 
 
 def test_markdown_and_html_show_any_text_unchanged(tmp_path):
     harmless = parts_of(WORDS, tmp_path)
-    assert sum("word" in x for x in harmless[0]) == len(WORDS) + 1  # one is also alt text
+    # The caption of the figure is also its alt text.
+    assert sum("word" in x for x in harmless[0]) == len(WORDS) + 1
     for seed in range(200):
         pick = random.Random(seed)
         nasty = ["".join(pick.choices(PIECES, k=pick.randint(1, 6))) for _ in WORDS]

@@ -1,4 +1,4 @@
-"""Reports on all kinds of results, usage errors, and notebooks that show parts of reports."""
+"""Reports, their usage errors, and the notebooks that show sections of reports."""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ WHOLE += ["Compile modes", "Memory", "The runs"]
 
 
 def report_of(*arguments):
-    """Run a report that must succeed, with --out as the last flag. Return report.md."""
+    """Write a report to the folder in the last argument. Return the text of report.md."""
     status, _, errors = run_command("report", *arguments)
     assert status == 0, errors
     text = (arguments[-1] / "report.md").read_text()
@@ -46,7 +46,7 @@ def report_of(*arguments):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Draw the figures without saving them, which is faster."""
+    """Skip the rendering of figures as PNG, which is slow."""
     monkeypatch.setattr(figures, "png", lambda figure: b"")
 
 
@@ -59,7 +59,7 @@ def section(text, title):
 
 
 def steady_of(path):
-    """Return the estimates for steady iterations in platforms.csv or against.csv."""
+    """Return the ratios of steady iteration times in platforms.csv or against.csv."""
     return pd.read_csv(path).query("value == 'steady'")["estimate"].to_numpy()
 
 
@@ -113,7 +113,7 @@ def test_headline(modes, repeats, rest):
 
 
 def test_scripts_are_grouped_by_their_intervals():
-    """Two scripts close to a third one need not be close to each other."""
+    """If two scripts are close to a third one, they may still differ from each other."""
     noise = 0.03 * np.array([-1.2, -0.5, 0.0, 0.5, 1.2])
     seconds = {LINEN: np.zeros(5), NNX: 0.03 + noise, CACHED: 0.06 + noise[[2, 0, 4, 1, 3]]}
     runs = grid(dict.fromkeys(seconds, (5.0, 0.1)), repeats=5)
@@ -176,7 +176,7 @@ def test_a_ratio_with_a_very_wide_interval_is_shown_as_not_significant():
 
 # === Platforms, baselines and earlier results ===================================================
 def test_a_machine_is_listed_once_per_set_of_versions(tmp_path):
-    """Scripts that import different packages do not count as different versions."""
+    """Scripts that import different packages share a row if no version differs."""
     write_grid(tmp_path, ("linen jit",), ENVS[:1])
     write_grid(tmp_path, ("torch compile",), ENVS[:1], versions={"torch": "2.13.0"})
     [row] = tables.machine_table(load(tmp_path).runs).cells.to_dict("records")
@@ -215,12 +215,12 @@ def test_each_platform_has_a_chapter_and_platforms_are_compared(two_platforms, t
 def test_against_finds_the_slower_result(tmp_path, quick):
     modes = ("linen jit",)
     write_grid(tmp_path / "old", modes, repeats=4)
-    write_grid(tmp_path / "new", modes, repeats=4, slowdown=2.0, cores=64)  # on another machine
+    write_grid(tmp_path / "new", modes, repeats=4, slowdown=2.0, cores=64)  # on a different machine
     out = tmp_path / "out"
     text = report_of(tmp_path / "new", "--against", tmp_path / "old", "--out", out)
     assert "slower" in section(text, "Comparison with the other results")
     assert steady_of(out / "tables/against.csv") == pytest.approx(2, rel=0.1)
-    # Runs on a GPU are not compared with runs on the processor of the same machine.
+    # GPU runs are not compared with CPU runs on the same machine.
     write_grid(tmp_path / "new" / "gpu", modes, repeats=4, slowdown=0.1, device="H200")
     write_grid(tmp_path / "new" / "cpu", modes, repeats=4)
     report_of(tmp_path / "new", "--against", tmp_path / "old", "--out", out)

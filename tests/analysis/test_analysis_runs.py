@@ -35,7 +35,7 @@ HOSTILE = "<script>\ud800\x1b[31m\r\n\0\u202e../../x|$^_`" + "x" * 100_000
 
 
 def test_the_wheel_contains_scripts_toml(tmp_path):
-    """pyproject.toml adds the file, since an installed package cannot read the parent folder."""
+    """scripts.toml is outside the package, so pyproject.toml adds it to the wheel."""
     shutil.copytree(ROOT / "analysis", tmp_path / "analysis")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -55,7 +55,7 @@ def test_the_catalog_imports_neither_numpy_nor_pandas():
 def test_a_run_becomes_a_row_with_the_columns_of_the_schema(tmp_path):
     info = run_info(sync=True, seed=3, python="3.11.7", unknown=1)
     rows = [row | {"unknown": 1} for row in metrics_rows(info)]
-    rows[3]["losses/entropy"] = float("nan")  # invalid JSON
+    rows[3]["losses/entropy"] = float("nan")  # written as NaN, which is not valid JSON
     write_run(tmp_path, info, rows)
     data = load(tmp_path)
     for table, columns in ((data.runs, RUNS), (data.iterations, ITERATIONS)):
@@ -152,7 +152,7 @@ def test_a_dqn_run_has_the_returns_of_its_evaluations(tmp_path):
     """At 30 episodes per iteration, the last 100 come from three and a third iterations."""
     args = {"num_envs": 1, "num_steps": 500, "total_timesteps": 6000, "env_id": "Breakout-MinAtar"}
     info = run_info(script="dqn_linen", args=args)
-    del info["args"]["sync_for_timing"]  # DQN lacks it
+    del info["args"]["sync_for_timing"]  # DQN scripts do not have this flag
     rows = [row | {"charts/episodes": 30} for row in metrics_rows(info)]
     path = write_run(tmp_path, info, rows)
     result = {"iteration": 12, "actions": "greedy", "episodes": 100, "max_steps": 10_000}
@@ -162,9 +162,10 @@ def test_a_dqn_run_has_the_returns_of_its_evaluations(tmp_path):
     [row] = load(tmp_path).runs.to_dict("records")
     assert (row["mode"], row["algorithm"], row["sync"]) == ("dqn_linen", "dqn", False)
     assert row["last_100_return"] == pytest.approx(0.3 * (110 + 100 + 90) + 0.1 * 80)
-    assert json.loads(row["settings"])["total_timesteps"] == 6000  # lengths are not pooled
+    # DQN runs of different lengths are not pooled.
+    assert json.loads(row["settings"])["total_timesteps"] == 6000
     assert (row["greedy_return"], row["noisy_return"], row["random_return"]) == (9.5, 8.5, 0.5)
-    # Evaluations with other settings do not count.
+    # An evaluation of an earlier iteration or with other flags does not count.
     for change in ({"iteration": 11}, {"episodes": 1}, {"actions": "sampled"}):
         own = result | {"epsilon": 0, "return": {"mean": 9.5}} | change
         (path / "evaluation.json").write_text(json.dumps(own))
@@ -177,7 +178,7 @@ def test_platforms_differ_by_gpu_driver_machine_and_wsl2(tmp_path):
     write_plain(tmp_path / "2", **gpu, driver="1", machine="3fa9")
     write_plain(tmp_path / "3", **gpu, driver="2", os="Linux-6.6-Microsoft-standard-WSL2-x86_64")
     write_plain(tmp_path / "4", cpu=None, os="macOS-26-arm64", cores=None)
-    write_plain(tmp_path / "5", **gpu, os=None)  # not started by benchmark.sh
+    write_plain(tmp_path / "5", **gpu, os=None)  # os is unknown without benchmark.sh
     write_plain(tmp_path / "6", os=None)
     assert load(tmp_path).runs["platform"].tolist() == [
         "Linux, Fast, 2 cores",
@@ -224,7 +225,7 @@ def test_unreadable_files_are_reported_and_never_block(tmp_path):
     os.mkfifo(tmp_path / names[2] / "metrics.jsonl")  # reading it would block forever
     (tmp_path / names[3] / "metrics.jsonl").symlink_to("/dev/zero")
     (tmp_path / names[4] / "metrics.jsonl").write_text("[" * 100_000)
-    (tmp_path / names[5] / "evaluation.json").write_bytes(b'{"\xff": 1}')  # not needed by any run
+    (tmp_path / names[5] / "evaluation.json").write_bytes(b'{"\xff": 1}')  # an optional file
     data = load(tmp_path)
     assert data.runs["run"].tolist() == names[5:]
     assert data.left_out == {
@@ -266,7 +267,7 @@ def test_failed_runs_are_reported_from_the_log_of_benchmark_sh(tmp_path):
 
 # === Duplicates =================================================================================
 def test_the_latest_complete_run_among_duplicates_counts(tmp_path):
-    """A repeated seed is not a second observation, even at another commit or version."""
+    """A repeated seed is not a second observation, even with a different commit or version."""
     late = NEW_YEAR + 3600.0
     new = write_plain(tmp_path / "a", started=late, git_commit="b" * 40, versions={"jax": "0.11"})
     old = write_plain(tmp_path / "b", started=late - 1800)
@@ -280,7 +281,7 @@ def test_the_latest_complete_run_among_duplicates_counts(tmp_path):
 
 
 def write_program(folder, seed, started):
-    """Write the run folder of a ppo_*_vmap.py, with a run folder for each of 3 agents inside."""
+    """Write a run folder of a vmap script, which contains a run folder for each of its 3 agents."""
     info = run_info(seed=seed, started=started, args={"num_agents": 3})
     path = write_run(folder, info)
     for k in range(3):
@@ -291,7 +292,7 @@ def write_program(folder, seed, started):
 def test_only_the_first_agent_has_durations_and_it_is_preferred_among_duplicates(tmp_path):
     write_plain(tmp_path / "alone")
     write_program(tmp_path / "a", 1, NEW_YEAR + 86400)
-    write_program(tmp_path / "b", 2, NEW_YEAR)  # seeds 2 to 4, earlier
+    write_program(tmp_path / "b", 2, NEW_YEAR)  # an earlier run, with seeds 2 to 4
     data = load(tmp_path)
     assert data.runs["settings"].nunique() == 2
     runs = data.runs[data.runs["num_agents"] == 3].set_index("seed")
@@ -358,9 +359,10 @@ def test_saving_and_loading_a_study_is_exact(tmp_path):
 
 # === Weights & Biases ===========================================================================
 def from_wandb(name, info, summary, rows, state="finished"):
-    """Return a run as the W&B client does: rows are numbered, and the summary has no nulls.
+    """Return an object like a run from the W&B client.
 
-    The config contains the values that are known at the start of the run.
+    Its rows are numbered, its summary lacks values that are null, and its config contains the
+    values that are known at the start of the run.
     """
     kept = {key: x for key, x in summary.items() if x is not None}
     history = [row | {"_step": i} for i, row in enumerate(rows)]
@@ -388,7 +390,7 @@ def test_runs_from_wandb_equal_those_from_folders(tmp_path, monkeypatch):
         from_wandb("stopped", info, results(info, rows) | {"status": "stopped"}, rows),
         from_wandb("crashed", {}, {}, [], state="crashed"),
     ]
-    api = create_autospec(wandb.Api)  # accepts only valid calls
+    api = create_autospec(wandb.Api)  # a call must match the real signature
     api.return_value.runs.return_value = found
     monkeypatch.setattr(wandb, "Api", api)
 

@@ -1,4 +1,4 @@
-"""Compare statistics with independent calculations, and with simulations of known truth."""
+"""Statistics, compared with independent calculations and with simulations of known truth."""
 
 import math
 
@@ -21,7 +21,7 @@ def test_the_interval_of_three_values_equals_a_calculation_by_hand(envs):
     # Variance 7/3, 2 degrees of freedom: the half-width is 4.3027 * sqrt(7/9) = 3.7946.
     found = stats.mean_interval(np.array([1.0, 2, 4]), list(envs))
     assert found == pytest.approx((2.3333, -1.4612, 6.1279), abs=1e-4)
-    geometric = stats.geometric_mean(np.array([2, 4, 16]))  # log2: 1, 2, 4
+    geometric = stats.geometric_mean(np.array([2, 4, 16]))  # 2 to the power of 1, 2 and 4
     assert np.log2(geometric) == pytest.approx((2.3333, -1.4612, 6.1279), abs=1e-4)
     assert np.isnan(stats.mean_interval(np.array([3.0]), ["A"])[1:]).all()
 
@@ -62,12 +62,13 @@ def test_ratios_are_candidate_over_baseline_within_blocks():
     row = only_row(stats.compare(table(EXAMPLE), "steady", "linen"))
     assert row["estimate"] == pytest.approx(2**1.75)
     assert (row["mode"], row["size"], row["blocks"]) == ("torch", "small", 3)
-    # Variances of log2: 1/8 between A and B; noise (1/2 / 1 degree of freedom) * (1/2 + 1) / 2.
+    # The means of log2 have the variance 1/8, but noise alone explains 1/2 * (1/2 + 1) / 2 = 0.375.
+    # The larger one counts.
     assert row["high"] == pytest.approx(2 ** (1.75 + 12.7062 * (0.375 / 2) ** 0.5), rel=1e-4)
     found = by(stats.compare(table(EXAMPLE), "steady", "linen", by=("env_id",)), "env_id")
     assert {x: y["estimate"] for x, y in found.items()} == pytest.approx({"A": 8**0.5, "B": 4})
     more = stats.compare(table(EXAMPLE), "steady", "linen", contrast=stats.more_seconds)
-    torch, linen = (8**0.5 * 8) ** 0.5, 2**0.5  # over the common blocks
+    torch, linen = (8**0.5 * 8) ** 0.5, 2**0.5  # geometric means over the common blocks
     assert only_row(more)["estimate"] == pytest.approx(torch - linen)
     # Delta method: the change of a mean is the mean times the change of its logarithm.
     changes = torch * np.log([2, 4, 8]) - linen * np.log([1, 1, 2])
@@ -104,7 +105,7 @@ def test_runs_of_different_lengths_are_neither_paired_nor_pooled():
 @pytest.mark.parametrize("runs", [6, 10])
 def test_intervals_of_medians_cover_the_truth_in_95_percent_of_cases(runs):
     """70% of the runs reach the maximum, which is therefore the true median."""
-    _, low, high = stats.median_interval(np.arange(runs))  # ranks of the order statistics
+    _, low, high = stats.median_interval(np.arange(runs))  # the ends are ranks, from 0
     rng = np.random.default_rng(6)
     shape = (4000, runs)
     values = np.where(rng.random(shape) < 0.7, 500.0, rng.uniform(200, 500, shape))
@@ -129,7 +130,7 @@ def test_equivalence_is_two_one_sided_welch_tests():
         d = b.mean() - a.mean()
         assert found == pytest.approx((d, d - half, d + half))
         ends = [special.stdtr(freedom, (s * d - 1) / math.sqrt(va + vb)) for s in (-1, 1)]
-        assert (verdict == "equivalent") == (max(ends) < 0.05)  # both one-sided p-values
+        assert (verdict == "equivalent") == (max(ends) < 0.05)  # the larger p-value
         assert (verdict == "different") == (d - half > 1 or d + half < -1)
         seen.add(verdict)
     assert seen == {"equivalent", "different", "undecided"}

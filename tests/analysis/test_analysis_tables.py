@@ -48,10 +48,8 @@ def test_the_seed_replaces_a_missing_repeat_and_one_of_them_is_required(tmp_path
     assert data.runs["repeat"].tolist() == [3, 1, 4] * 2
     assert data.left_out == dict.fromkeys(("r2", "r6"), "it has neither repeat nor seed")
     data = load(write_table(tmp_path / "2.csv", foreign_runs(repeat=1)))
-    assert data.runs["run"].tolist() == [
-        "r3",
-        "r7",
-    ]  # the last of several rows with the same repeat
+    # Of several rows with the same repeat, the last one counts.
+    assert data.runs["run"].tolist() == ["r3", "r7"]
 
 
 # === Invalid input ==============================================================================
@@ -107,7 +105,7 @@ def test_missing_returns_and_lengths_come_from_the_iterations(tmp_path):
     bare = runs.drop(columns=["num_iterations", "final_return"])
     shuffled = iterations.sample(frac=1, random_state=0).replace({"run": {"r0": "R0"}})
     data = load(write_study(tmp_path / "bare", bare, shuffled))
-    assert list(data.left_out) == ["r0"]  # without iterations, its length is unknown
+    assert list(data.left_out) == ["r0"]  # no iterations, so its length is unknown
     assert "R0" not in set(data.iterations["run"])
     ends = iterations[iterations["iteration"] == 9].set_index("run")["charts/episodic_return"]
     assert data.runs["final_return"].tolist() == ends.tolist()[1:]
@@ -142,7 +140,7 @@ REPORTED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", REPORTED)
 def test_unusual_tables_give_a_report(tmp_path, monkeypatch, case):
-    monkeypatch.setattr(figures, "png", lambda figure: b"")  # slow
+    monkeypatch.setattr(figures, "png", lambda figure: b"")  # rendering is slow
     runs = foreign_runs()
     write_study(tmp_path / "in", runs.assign(**REPORTED[case]), foreign_iterations(runs))
     status, said, errors = run_command("report", tmp_path / "in", "--out", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Documentation: links are valid, and numbers match the studies."""
+"""Documentation: valid links, and numbers that match the studies."""
 
 import re
 from collections import Counter
@@ -34,7 +34,7 @@ def prose(path):
 
 
 def anchors(path):
-    """Return the anchors of headings as GitHub does: no punctuation, hyphens instead of spaces."""
+    """Return the anchors that GitHub gives the headings: no punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -78,7 +78,7 @@ def test_a_changed_number_is_found_and_rewritten(tmp_path, monkeypatch, capsys):
 
 
 def test_the_idioms_page_contains_every_excerpt_and_heading():
-    """The test of docs.write() above checks that the page is up to date."""
+    """test_numbers_in_the_documents_match_the_studies checks that the page is up to date."""
     page = ROOT / "docs/idioms.md"
     text = page.read_text()
     for idiom in idioms.read_idioms(ROOT):

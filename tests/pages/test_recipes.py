@@ -50,7 +50,7 @@ def blocks(page, heading, language):
 
 
 def train(name, runs_dir, run_name, *flags, iterations):
-    """Train a script, or a copy that is not in scripts.toml, to the end. Return the folder."""
+    """Train with a script or with a copy of one, and return the run folder."""
     own = ("--total-timesteps", BATCH * iterations, "--runs-dir", runs_dir, "--run-name", run_name)
     assert main(name, *SMALL.split(), *own, *flags) == 0
     return Path(runs_dir, run_name)
@@ -79,7 +79,7 @@ def edited(text, diff):
 
 
 def with_class(text, code):
-    """Replace the class with the same name in the text of a script."""
+    """Replace the class in the text of a script that has the same name as the class in code."""
     name = ast.parse(code).body[0].name
     (old,) = [x for x in ast.parse(text).body if getattr(x, "name", "") == name]
     lines = text.splitlines(keepends=True)
@@ -107,11 +107,11 @@ def copy_of(tmp_path, monkeypatch):
 # === Convolutions ===============================================================================
 NETWORK = "Change the network"
 CONVOLVED = [x for x in (*PPO_SCRIPTS, *DQN_SCRIPTS) if x not in IMAGE_SCRIPTS]
-INPUTS = {"Breakout-MinAtar": 4, "envs.pixel_grid:PixelGrid-v0": 1, "ImageAim-v0": 2}  # channels
+INPUTS = {"Breakout-MinAtar": 4, "envs.pixel_grid:PixelGrid-v0": 1, "ImageAim-v0": 2}  # -> channels
 
 
 def with_convolution(text, name):
-    """Edit the class Agent of a script as the page says."""
+    """Add a convolution to the Agent class in the text of a script, as docs/extend.md explains."""
     framework = ROWS[name]["framework"]
     if name in DQN_SCRIPTS:
         return edited(text, blocks("extend", NETWORK, "diff")[framework == "torch"])
@@ -132,7 +132,7 @@ def class_in(text):
 
 
 def with_features(agent, code, method, line):
-    """Copy the convolution of the class in code to agent, and add a line to a method of agent."""
+    """Copy the convolution from the class in code to agent, and add a line to the given method."""
     convolution = r"^        (?:height, .*?\n        obs_shape = .*?\n|self\.conv = .*?\n)"
     [lines] = re.findall(convolution, code, re.M | re.S)
     [get_features] = re.findall(r"^    def get_features.*?\n\n", code, re.M | re.S)
@@ -148,14 +148,14 @@ def with_features(agent, code, method, line):
 
 
 def with_gaussian(agent, code):
-    """Rename get_gaussian, and replace the methods that follow it."""
+    """Rename get_gaussian to gaussian_of, and replace get_value and all later methods with code."""
     call = re.findall(r"def (__call__|forward)\(", agent)[-1]
     agent = agent.partition("    def get_value(")[0].replace("def get_gaussian", "def gaussian_of")
     return agent + textwrap.indent(code.replace("__call__", call), "    ")
 
 
 def kernels_of(folder, inputs, outputs):
-    """Return the arrays of a checkpoint with the shape of a kernel, including Adam's moments."""
+    """Return the 3x3 kernels in a checkpoint, and Adam's moments for them."""
     sizes = sorted([3, 3, inputs, outputs])
     return {name: x for name, x in arrays(folder).items() if sorted(x.shape[-4:]) == sizes}
 
@@ -183,7 +183,7 @@ def test_a_convolution_trains_in_every_script(name, tmp_path, monkeypatch):
 
     def keep(folder, *what):
         save(folder, *what)
-        if folder == tmp_path / "run":  # not the folder of one of many agents
+        if folder == tmp_path / "run":  # skip the folders of single agents
             sizes = (16, 32) if name in DQN_SCRIPTS else (INPUTS[env_id], 16)
             saved.append(kernels_of(folder, *sizes))
 
@@ -196,7 +196,7 @@ def test_a_convolution_trains_in_every_script(name, tmp_path, monkeypatch):
 
 
 def with_fast_gradient(text, framework):
-    """Copy convolve to a script, and use it as the page says."""
+    """Copy the custom gradient to the text of a script, and use it as docs/extend.md explains."""
     source = read_script("ppo_cnn_linen_gymnasium")
     [lines] = re.findall(r"^AXES.*?^strided_convolution\.defvjp.*?\n", source, re.M | re.S)
     text = text.replace("\nclass Agent(", f"\n{lines}\n\nclass Agent(")
@@ -295,10 +295,10 @@ def test_target_kl_stops_after_an_epoch(framework, place, copy_of, tmp_path):
     far = metrics(train(copy, tmp_path, "far", "--target-kl", 1e9, iterations=3))
     assert [row.pop("charts/epochs") for row in far] == [2, 2, 2]
     assert_alike(far, metrics(train(script, tmp_path, "whole", iterations=3)))
-    # The KL divergence is at least 0, and 0 up to rounding in the first minibatch.
+    # The KL divergence is never negative, so it always exceeds this target.
     near = metrics(train(copy, tmp_path, "near", "--target-kl", -1, *ONE_EPOCH[:1], iterations=3))
     assert [row.pop("charts/epochs") for row in near] == [1, 1, 1]
-    if framework == "linen":  # in PyTorch, one permutation fewer changes the next actions
+    if framework == "linen":  # in PyTorch, skipping a permutation changes later random numbers
         assert_alike(near, metrics(train(script, tmp_path, "one", *ONE_EPOCH, iterations=3)))
 
 
@@ -340,7 +340,7 @@ def test_a_copy_of_a_finished_run_trains_for_longer(tmp_path, monkeypatch):
 
 # === A policy in another program ================================================================
 def test_a_program_in_another_folder_runs_an_episode(tmp_path):
-    """The script is in more/, which an environment variable on the page adds to the Python path."""
+    """The command on the page adds the project to PYTHONPATH."""
     [code] = blocks("use", "Use a policy in your own program", "python")
     [command] = blocks("use", "Use a policy in your own program", "bash")
     (tmp_path / "play.py").write_text(code)
@@ -361,7 +361,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("column", range(3))
 def test_the_table_of_checkpoint_arrays(column, whole_run):
-    """In each framework, the expressions give arrays with the expected shapes."""
+    """The expressions in the column of each framework give arrays with the expected shapes."""
     lines = re.findall(r"^\| (.+) \|$", section("extend", PLACE), re.M)
     (_, *frameworks), (_, *roots), *table = [x.split(" | ") for x in lines if "---" not in x]
     run = whole_run(f"ppo_continuous_{frameworks[column].lower().replace('pytorch', 'torch')}")
@@ -386,7 +386,7 @@ def test_the_table_of_checkpoint_arrays(column, whole_run):
 
 
 def read(folder):
-    """Read a checkpoint as on the page."""
+    """Load a checkpoint as docs/extend.md explains."""
     (path,) = folder.glob("checkpoint.*")
     if path.suffix == ".pt":
         return torch.load(path, weights_only=True)
@@ -394,7 +394,7 @@ def read(folder):
 
 
 def exported(linen, pytorch):
-    """Run the program on the page for two scripts, and return its global variables."""
+    """Run the export program in docs/extend.md for two scripts. Return its global variables."""
     program, discrete, _, continuous = blocks("extend", PLACE, "python")
     program += discrete
     if "continuous" in linen:
@@ -450,7 +450,7 @@ def assert_same_actions(ours, theirs):
 
 @pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
 def test_onnx_runtime_acts_as_the_linen_policy(linen, pytorch, whole_run, tmp_path, monkeypatch):
-    """This includes batch sizes that differ from the one used for the export."""
+    """The batch size may differ from the one used for the export."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     folder = whole_run(linen).folder
@@ -468,7 +468,7 @@ def test_onnx_runtime_acts_as_the_linen_policy(linen, pytorch, whole_run, tmp_pa
 
 @pytest.fixture
 def convolved(tmp_path, monkeypatch):
-    """Run the program on the page for agents with a convolution. Return its global variables."""
+    """Run the export program for agents with a convolution. Yield its global variables."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     program, discrete, *_ = blocks("extend", PLACE, "python")
@@ -488,7 +488,7 @@ def convolved(tmp_path, monkeypatch):
 
 
 def test_a_linen_agent_with_a_convolution_becomes_a_pytorch_agent(convolved):
-    """Each framework flattens features in a different order; the wrong one raises no error."""
+    """Frameworks flatten features in different orders, and a wrong order raises no error."""
     obs = convolved["obs"]
     agent = importlib.import_module("cnn_linen").Agent((8, 8), 3)
     with jax.default_matmul_precision("highest"):

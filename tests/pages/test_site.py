@@ -1,4 +1,4 @@
-"""site/: the content of the page, and the page in a real browser, if one is installed."""
+"""site/: the content of the page, and its behavior in a browser, if one is installed."""
 
 import html
 import importlib
@@ -125,7 +125,8 @@ def test_a_study_of_another_machine_is_added_and_its_text_is_escaped(tmp_path):
     loaded = table.assign(load="99", cores="2", run="loaded " + table["run"])
     loaded["repeat"] = (loaded["repeat"].astype(float) + 3).astype(str)
     pd.concat([table, beside, loaded]).to_csv(folder / "runs.csv", index=False)
-    (tmp_path / "studies/waited").mkdir()  # with synchronization, which takes longer
+    # Runs that wait for the device after each rollout are slower, so they are ignored.
+    (tmp_path / "studies/waited").mkdir()
     table.assign(sync="True", process="99").to_csv(
         tmp_path / "studies/waited/runs.csv", index=False
     )
@@ -144,7 +145,7 @@ def built(tmp_path_factory):
 
 
 def test_the_page_is_smaller_than_a_megabyte(built):
-    """The build fails if an excerpt, or the section of a note, is missing."""
+    """Building it also fails if an excerpt is missing, or a section that has a note."""
     assert built.stat().st_size < 1_000_000
 
 
@@ -156,7 +157,7 @@ def test_a_missing_package_is_a_one_line_error():
 
 
 def test_the_page_shows_code_verbatim(built):
-    """Every line of an excerpt is an element."""
+    """In the excerpts, every line is an HTML element."""
     page = built.read_text()
     excerpts = re.findall("<pre>(.*?)</pre>", page, re.DOTALL)
     shown = [html.unescape(re.sub("</?(span|wbr)[^<>]*>", "", x)) for x in excerpts]
@@ -188,7 +189,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, built):
-    """Return a function that opens the page. Console messages and requests are failures."""
+    """Return a function that opens the page. A console message or a request fails the test."""
     complaints = []
 
     def note(request):
@@ -306,7 +307,7 @@ def test_selecting_unfolding_copying_and_sharing_scripts(visit):
     log = page.locator("#section-Run-log")
     lines = int(re.fullmatch(r"Run log: identical, (\d+) lines", log.inner_text())[1])  # ty: ignore
     log.locator("summary").click()
-    log.locator("tbody tr").last.wait_for()  # the rows are added by an event after the click
+    log.locator("tbody tr").last.wait_for()  # an event adds the rows after the click
     assert log.locator("tbody tr").count() == lines
     log.get_by_role("button", name="Copy Run log of ppo_linen").click()
     page.get_by_text("Copied", exact=True).wait_for()
@@ -326,7 +327,7 @@ def test_selecting_unfolding_copying_and_sharing_scripts(visit):
 def test_a_url_opens_a_section_and_an_invalid_one_is_ignored(visit):
     page = visit("#ppo_linen..ppo_nnx/GAE")
     assert page.locator("#section-GAE").bounding_box()["y"] < 450
-    assert page.locator("#section-GAE tbody tr").count() > 10  # an identical section, but unfolded
+    assert page.locator("#section-GAE tbody tr").count() > 10  # unfolded, although it is identical
     page = visit("#constructor..toString/%")
     assert page.get_by_label("Second script").input_value() == "ppo_linen"
 
@@ -335,7 +336,7 @@ def test_a_url_opens_a_section_and_an_invalid_one_is_ignored(visit):
 def test_the_page_works_with_the_keyboard(visit):
     page = visit()
     page.keyboard.press("Tab")
-    page.keyboard.press("Enter")  # the link that skips the answer
+    page.keyboard.press("Enter")  # follow the link that skips the answer
     page.wait_for_url("**#compare")
     fold = page.locator("#section-Environment .fold").first
     hidden = int(re.search(r"\d+", fold.inner_text())[0])  # ty: ignore
@@ -343,7 +344,7 @@ def test_the_page_works_with_the_keyboard(visit):
     before = rows.count()
     fold.press("Enter")
     assert rows.count() == before + hidden - 1
-    assert page.evaluate("document.activeElement.tagName") == "TD"  # the focus is kept
+    assert page.evaluate("document.activeElement.tagName") == "TD"  # focus is still in the table
 
 
 @pytest.mark.browser
@@ -378,7 +379,7 @@ def test_a_narrow_page_starts_folded_and_can_be_unfolded(visit):
     assert page.locator("#section-Loss tbody tr").first.is_visible()
     page = visit(width=390)
     assert page.locator("details[open]").count() == 0
-    assert page.evaluate("document.documentElement.scrollHeight") < 9 * 844  # screens of a phone
+    assert page.evaluate("document.documentElement.scrollHeight") < 9 * 844  # nine phone screens
     page.locator("#section-Agent summary").click()
     page.locator("#section-Agent tbody tr").last.wait_for()
     page.locator(".idioms summary").first.click()

@@ -20,7 +20,7 @@ REFERENCE = "Linen, nn.Conv, Python loop"
 
 @cache
 def losses_of(way):
-    """Return the losses of two epochs. Those of the second depend on all gradients of the first."""
+    """Return the losses in two epochs. In the second epoch they depend on all earlier gradients."""
     batches = measure.make_batches(SHAPE, 16)
     epoch, _ = measure.WAYS[way](batches, measure.make_params(SHAPE, FLAGS), FLAGS)
     return np.concatenate([epoch(), epoch()])
@@ -47,7 +47,7 @@ def test_a_wrong_gradient_is_found_before_measuring(monkeypatch):
 
 
 def test_ratios_are_computed_within_a_round(tmp_path):
-    """The machine is slower in later rounds, and the slow variant did not run in all of them."""
+    """The machine slows down in each round, and the slow variant did not run in the last one."""
     rows: list[dict[str, Any]] = [{"versions": {}}]
     for number in range(3):
         speed = 1 + number
@@ -70,7 +70,7 @@ def code_on_the_page():
 
 
 def test_excerpts_match_the_script():
-    """Ignore whitespace in the second excerpt: without its indentation, lines break differently."""
+    """Whitespace in the second excerpt may differ, because the script indents it more deeply."""
     lines, chunks, _ = code_on_the_page()
     script = (ROOT / "more/ppo_cnn_linen_gymnasium.py").read_text()
     assert "defvjp" in lines and f"\n{lines}" in script

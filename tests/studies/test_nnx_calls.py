@@ -1,6 +1,6 @@
-"""The nnx_calls study, which measures the cost of a call in Flax NNX, and docs/nnx.md.
+"""The code of the nnx_calls study, its figure, and the excerpts in docs/nnx.md.
 
-test_docs.py compares the table on the page of the study with its data.
+The study measures the cost of a call in Flax NNX. test_docs.py compares its table with its data.
 """
 
 import re
@@ -13,7 +13,7 @@ from studies.nnx_calls import measure, study
 
 
 def test_all_variants_train_identically():
-    """The losses of the fourth call depend on the updates of the first three."""
+    """The losses in the fourth call depend on the updates in the first three."""
     batches = measure.make_batches(20)[:4]
     losses = {}
     for way, bind in measure.WAYS.items():

@@ -68,12 +68,12 @@ def test_a_group_with_a_failed_process_is_left_out(tmp_path):
 
 # === Races ======================================================================================
 def listed_race(path, name, steps=(), /, **seconds):
-    """Append a race of ten rounds. Steps and seconds are per progress line of each program."""
+    """Append a race of ten rounds to a file. Steps and seconds are per progress line."""
     info = {"programs": list(seconds), "discarded": 0, "args": {}, "listed": {"name": name}}
     info["steps"] = list(steps)
     lines: list[Any] = [info]
     for turn, (program, each) in product(range(10), enumerate(seconds.values())):
-        speed = 1 + turn  # speed of the machine
+        speed = 1 + turn  # the machine slows down in each round
         row = {"turn": turn, "program": program, "iterations": 2, "seconds": 2 * each * speed}
         lines.append(row)
     with open(path, "a") as file:
@@ -83,7 +83,7 @@ def listed_race(path, name, steps=(), /, **seconds):
 
 def test_tables_of_a_race(tmp_path):
     path = listed_race(tmp_path / "races.jsonl", "one, small", a=9.0, b=9.0)
-    listed_race(path, "one, small", a=0.002, b=0.004)  # replaces the first race
+    listed_race(path, "one, small", a=0.002, b=0.004)  # replaces the race with this name
     listed_race(path, "one, large", a=0.2, c=0.1)
     listed_race(path, "two", a=1.0, b=1.0)
     assert tables.race_table(path, "one, small").cells.to_numpy().tolist() == [
@@ -130,7 +130,7 @@ def test_simulators_are_compared_with_the_same_vectorization(tmp_path):
 
 # === Simulators =================================================================================
 def test_slow_environments_take_the_time_in_their_name():
-    """Compare with Slow0. Take the minimum of many steps, because other load only adds time."""
+    """Subtract the time of Slow0. Use the fastest of many steps, because other load adds time."""
 
     def shortest_step(name, steps):
         env = gymnasium.make(f"studies.simulators.slow:{name}").unwrapped
@@ -156,7 +156,7 @@ def test_slow_environments_take_the_time_in_their_name():
 
 
 def test_the_step_time_of_a_robot_is_the_median_over_rounds(tmp_path, monkeypatch):
-    monkeypatch.setattr(robot_steps, "STEPS", 250)  # Pendulum has 200 per episode
+    monkeypatch.setattr(robot_steps, "STEPS", 250)  # an episode of Pendulum has 200
     assert 1 < robot_steps.measure("Pendulum-v1", 1) < 10_000
     rows = [
         {"env_id": x, "microseconds": y} for x, y in [("b", 30), ("a", 9), ("b", 10), ("b", 20)]
@@ -168,7 +168,7 @@ def test_the_step_time_of_a_robot_is_the_median_over_rounds(tmp_path, monkeypatc
 
 # === GPU ========================================================================================
 def write_race(path, programs, *rounds):
-    """Append a race with these seconds per iteration in each round. Round 0 is discarded."""
+    """Append a race. Each round lists the seconds per iteration of all programs; 0 is discarded."""
     lines: list[dict[str, Any]] = [
         {"programs": [f"short {x}" for x in programs], "discarded": 1},
     ]
@@ -183,7 +183,7 @@ def write_race(path, programs, *rounds):
 
 
 def test_races_of_the_same_programs_are_pooled(tmp_path):
-    """Ratios are paired by round: here both programs are slow in the same rounds."""
+    """Ratios are computed within a round. Here, both programs are slow in the same rounds."""
     path = tmp_path / "races.jsonl"
     pair = ["a.py", "b.py --env-id X"]
     write_race(path, ["a.py", "other.py"], (1.0, 1.0))
@@ -293,7 +293,7 @@ def test_the_rest_of_an_update_and_its_ratio_to_the_products(tmp_path):
 # === MinAtar ====================================================================================
 def test_the_parts_of_a_frame_are_paired_by_seed(tmp_path):
     data = load(ROOT / "studies/minatar/speed")
-    runs = data.runs.assign(steady=data.runs["seed"] * 5.0)  # 1 or 2 ms per frame
+    runs = data.runs.assign(steady=data.runs["seed"] * 5.0)  # 1 to 4 ms per frame
     runs.loc[runs["mode"] != minatar.JAX, "steady"] *= 2
     save(data._replace(runs=runs), tmp_path)
     lines = [{"seed": x, "ms_per_learning_frame": 4 * x} for x in runs["seed"].unique().tolist()]
@@ -305,7 +305,7 @@ def test_the_parts_of_a_frame_are_paired_by_seed(tmp_path):
 
 # === Devices ====================================================================================
 def test_brax_compares_pairs_within_a_round(tmp_path):
-    """The speed of the machine differs between rounds; the runs of a pair are consecutive."""
+    """The runs of a pair are consecutive, because the speed of the machine varies over time."""
     path = tmp_path / "many.jsonl"
     lines = []
     for speed in (1, 2, 3):

@@ -87,7 +87,7 @@ def test_peak_memory_is_added_to_all_runs_of_a_program(call, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=str)
 def test_killing_side_by_side_leaves_no_process(number, tmp_path):
-    """SIGKILL cannot be caught, but the processes end anyway."""
+    """The processes end even after SIGKILL, which side_by_side.py cannot catch."""
     script = tmp_path / "ppo_sleeper.py"
     script.write_text("import time\ntime.sleep(100)\n")
     process = run_side_by_side(tmp_path, str(script), "--run-name", "x")
@@ -95,7 +95,7 @@ def test_killing_side_by_side_leaves_no_process(number, tmp_path):
     while len(children) < len(side_by_side.usable_cores()):
         assert process.poll() is None
         found = psutil.Process(process.pid).children()
-        # At first, the process is setpriv or taskset.
+        # A new child runs setpriv and taskset before it becomes Python.
         words = [sys.executable, "-m", "studies.agents.peak"]
         children = [x for x in found if x.cmdline()[:3] == words]
     process.send_signal(number)
@@ -116,7 +116,7 @@ def test_one_scan_computes_the_same_as_vmap(tmp_path):
         logs.append([pd.read_json(x / "metrics.jsonl", lines=True) for x in paths])
     for one, other in zip(*logs, strict=True):
         same = [x for x in one if not x.startswith("time/") and x != "charts/SPS"]
-        # Equal up to rounding, because the single program sums in a different order.
+        # Equal up to rounding, because one_scan sums in a different order.
         ours, theirs = (x[same].astype(float) for x in (one, other))
         np.testing.assert_allclose(theirs, ours, rtol=1e-3, atol=1e-4)
         seconds = other["time/iteration"].to_numpy()
@@ -128,7 +128,7 @@ def test_one_scan_computes_the_same_as_vmap(tmp_path):
 
 # === Doors ======================================================================================
 def test_the_evaluation_counts_layouts_and_steps():
-    """An agent that waits once and then goes up reaches the goal in the columns of the gaps."""
+    """An agent that waits once and then only goes up solves 3 of the 225 layouts."""
     calls = []
 
     def policy(obs):
@@ -140,7 +140,7 @@ def test_the_evaluation_counts_layouts_and_steps():
 
 @pytest.mark.parametrize("name", ["dqn_linen", "dqn_torch_gymnasium"])
 def test_evaluation_during_training_uses_the_network_that_is_saved(name, tmp_path, monkeypatch):
-    """Evaluation happens every five iterations and at the end. Durations exclude it."""
+    """The policy is evaluated every five iterations and at the end; durations exclude this time."""
     script = importlib.import_module(name)
     monkeypatch.setattr(script, "RunLog", script.RunLog)
     squares, seen = np.eye(45, dtype=np.float32), []
@@ -170,7 +170,7 @@ def test_evaluation_during_training_uses_the_network_that_is_saved(name, tmp_pat
 
 
 # === Other libraries ============================================================================
-# A dummy library that calls callbacks in the order of Stable-Baselines3.
+# A dummy library that calls the callbacks in the same order as Stable-Baselines3.
 LIBRARY = """
 import json, os, sys
 from types import ModuleType, SimpleNamespace
@@ -210,7 +210,7 @@ for name in ("sbx", "sb3_contrib", "stable_baselines3", *("stable_baselines3.com
 """
 
 
-# Arguments with a different name in the library.
+# Arguments of the scripts -> arguments of Stable-Baselines3, if the names differ.
 NAMES = {"num_steps": "n_steps", "update_epochs": "n_epochs", "norm_adv": "normalize_advantage"}
 NAMES["clip_coef"] = "clip_range"
 
@@ -227,7 +227,7 @@ def call_library(file, tmp_path, *words):
 
 
 def run_peer(file, tmp_path, *flags):
-    """Train with the dummy library. Return the loaded run and the arguments of the library."""
+    """Train with the dummy library. Return the loaded run and the settings that the library got."""
     words = ["--runs-dir", str(tmp_path / "runs"), "--run-name", "one", "--seed", "7", *flags]
     words += ["--total-timesteps", str(3 * 8192 + 1)]
     called = call_library(file, tmp_path, *words)
@@ -263,7 +263,7 @@ def test_runs_of_other_libraries_use_and_record_the_same_settings(name, tmp_path
         assert policy["net_arch"] == {"pi": [8], "vf": [8]}
 
 
-# A minimal script of another project.
+# A stand-in for a training script in CleanRL.
 CLEANRL = """
 import sys
 
@@ -276,7 +276,7 @@ for iteration in range(int(sys.argv[sys.argv.index("--total-timesteps") + 1]) //
 
 
 def make_checkout(file, text, tmp_path):
-    """Commit a file with this text to a new repository, tmp_path/checkout; return the commit."""
+    """Commit a file to a new repository, tmp_path/checkout, and return the commit hash."""
     path = tmp_path / "checkout" / file
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -289,7 +289,7 @@ def make_checkout(file, text, tmp_path):
 def test_a_script_of_another_project_must_be_unmodified(tmp_path, monkeypatch, capsys):
     commit = make_checkout("cleanrl/ppo.py", CLEANRL, tmp_path)
     monkeypatch.syspath_prepend(ROOT / "studies/peers")
-    monkeypatch.chdir(tmp_path)  # main() changes to the run folder
+    monkeypatch.chdir(tmp_path)  # restored after main() changes it
     peer = importlib.import_module("ppo_cleanrl")
     words = ["--checkout", str(tmp_path / "checkout"), "--runs-dir", str(tmp_path / "runs")]
     words = ["peer", *words, "--total-timesteps", str(3 * 8192 + 1)]
