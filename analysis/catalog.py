@@ -1,6 +1,6 @@
 """Load the constants of the project: scripts, networks, environments and table columns.
 
-This module imports only the standard library, so programs that only need the scripts start fast.
+This module imports only the standard library, so programs that need only its constants start fast.
 """
 
 import csv
@@ -41,7 +41,7 @@ def read_csv(name: str) -> list[dict[str, str]]:
 def read_scripts() -> dict[str, dict[str, Any]]:
     """Return the tables in scripts.toml, by script name.
 
-    An installed package contains the file in this folder; a checkout, in the parent folder.
+    In an installed package, the file is in this folder; in a checkout, in the parent folder.
     """
     path = HERE / "scripts.toml"
     if not path.exists():

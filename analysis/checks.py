@@ -92,7 +92,7 @@ def problems(data: Data) -> list[str]:
 
 
 def without_length(settings: str) -> str:
-    """Return hyperparameters without run length and number of agents, which may differ."""
+    """Return the hyperparameters without the run length and the number of agents."""
     rest = as_object(settings)
     rest.pop("total_timesteps", None)
     rest.pop("num_agents", None)

@@ -15,19 +15,19 @@ from analysis.schema import RUNS, SourceError
 SIZE_OF = {tuple(units): name for name, units in SIZES.items()}  # hidden units -> network name
 # Arguments that change an environment and are therefore part of its name.
 RULES = ("sticky_actions", "full_actions", "max_episode_steps")
-# Arguments that do not change the work of an iteration; all others are in the column `settings`.
+# Arguments that the `settings` column omits; most of them are part of other columns.
 NOT_SETTINGS = {
     *("exp_name", "seed", "env_id", "hidden_sizes", "sync_for_timing"),
     *("runs_dir", "run_name", "track", "save_every", "resume"),
-    "vectorization",  # in the column `mode`
-    "total_timesteps",  # in the column `num_iterations`
+    "vectorization",  # part of the `mode` column
+    "total_timesteps",  # given by the `num_iterations` column
     *RULES,
 }
 LAST_EPISODES = 100  # number of episodes that last_100_return averages, as in MinAtar
 WINDOWS = {"first": slice(0, 1), "early": slice(1, 8), "steady": slice(8, None)}
 # Arguments that only one algorithm has; they identify the algorithm of a copied script.
 ARGUMENT_OF = {"ppo": "clip_coef", "dqn": "target_network_frequency", "sac": "tau"}
-WITHOUT_JIT = " without jit"  # suffix of a script's name if JAX compiled nothing
+WITHOUT_JIT = " without jit"  # suffix of the variant name if JAX compiled nothing
 
 
 def require_completed(info: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ def require_completed(info: dict[str, Any]) -> None:
 
 
 def describe(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a run; raise SourceError, with the reason, if the run is not complete.
+    """Return the row for a run; raise SourceError, with the reason, if the run is not complete.
 
     info contains run.json, the lines of metrics.jsonl as "metrics", and optionally "evaluations".
     """
@@ -134,7 +134,7 @@ def variant_of(info: dict[str, Any]) -> str:
 def platform_of(info: dict[str, Any]) -> str:
     """Return the platform, such as "Linux, H200, driver 570, AMD EPYC, 16 cores, machine 3fa9".
 
-    Only benchmark.sh records the system, so the platform of other runs is unknown.
+    The platform is unknown unless RUN_INFO described the machine, as benchmark.sh ensures.
     """
     gpu = [] if info["device"] == "cpu" else [info["device"]]
     if not info.get("os"):
@@ -191,7 +191,8 @@ def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
 def running_return(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the mean of the last LAST_EPISODES returns after each iteration, or NaN if too few.
 
-    Only the mean return per iteration is known, so each of its episodes counts with this mean.
+    Only the mean return of each iteration is known, so it stands for the return of every episode
+    in that iteration.
     """
     counts = np.where(np.isnan(means), 0, np.nan_to_num(counts))
     ends = np.append(0, np.cumsum(counts))

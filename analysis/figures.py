@@ -25,8 +25,8 @@ from analysis import schema
 from analysis.formatting import number
 from analysis.stats import Interval
 
-# Figure widths in inches: with several panels, with one panel, and in bar charts. On a page with a
-# figure of WIDTH, 9-point text is 11 pixels high; in bar charts, it is readable on a phone.
+# Figure widths in inches: with several panels, with one panel, and in bar charts. On a web
+# page, 9-point text is 11 pixels high in a figure of WIDTH. Bar charts are readable on a phone.
 WIDTH, LONE = 11.0, 9.0
 BARS = 4.6
 DARK, GREY = "#333333", "#666666"
@@ -44,7 +44,7 @@ STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow"
 STYLE |= {"axes.grid": True, "grid.color": "#E4E4E4"}
 STYLE |= {"legend.frameon": False, "legend.handlelength": 2.8}
 
-Style = dict[str, Any]  # arguments of Line2D for a variant
+Style = dict[str, Any]  # Line2D arguments for a variant
 
 
 @contextmanager
@@ -80,9 +80,9 @@ def mix(color: str, other: str, weight: float) -> str:
 
 
 def styles(modes: pd.DataFrame, hues: dict[str, str] | None = None) -> dict[str, Style]:
-    """Return the style of every variant, in the given order. modes has columns mode and framework.
+    """Return the style of every variant, in the given order.
 
-    hues maps frameworks to hues, which extend or override the defaults.
+    modes has the columns mode and framework. hues maps frameworks to hues, which extend or override the defaults.
     """
     frameworks = dict(zip(modes["mode"], modes["framework"], strict=True))
     known = FAMILIES | (hues or {})

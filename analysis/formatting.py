@@ -75,7 +75,7 @@ def ratio(estimate: float, low: float, high: float) -> str:
 
 
 def is_blurred(values: Sequence[float], decimals: int) -> bool:
-    """Return whether rounding makes two values equal, or moves one onto 0 or 1."""
+    """Return whether rounding makes two values equal, or turns another value into 0 or 1."""
     rounded = [round(x, decimals) for x in values]
     if len(set(rounded)) < len(set(values)):
         return True

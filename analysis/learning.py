@@ -21,7 +21,7 @@ class Environment(NamedTuple):
     """Constants of an environment; README.md explains how they were chosen."""
 
     target: float  # the return that counts as solved; NaN if there is none
-    margin: float  # returns that differ by less are equivalent
+    margin: float  # mean returns that differ by less are equivalent
 
 
 def load_environments() -> dict[str, Environment]:
@@ -32,7 +32,7 @@ def load_environments() -> dict[str, Environment]:
 
 
 def learned(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with a final return and the most common length, per size and environment."""
+    """Return runs with a final return and the usual length for their environment and size."""
     runs = runs.dropna(subset=["final_return"])
     cells = [stats.of_length(cell) for _, cell in runs.groupby(["size", "env_id"], sort=False)]
     return pd.concat([runs.head(0), *cells])
@@ -100,18 +100,19 @@ def last_returns(experiment: Experiment) -> pd.DataFrame:
 
 # === Learning curves ============================================================================
 def curves(experiment: Experiment) -> pd.DataFrame:
-    """Return the iterations with CELL, steps, seconds since process launch, and mean return."""
+    """Return a row per iteration: CELL, steps, seconds since process launch, and mean return."""
     runs = learned(experiment.runs)[[*CELL, "run", "imports"]]
     rows = experiment.iterations.merge(runs, on="run")
     rows = rows.sort_values(["run", "iteration"], ignore_index=True)
     rows["steps"] = rows["global_step"]
     rows["seconds"] = rows["imports"] + rows["time/elapsed"]
-    rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()  # no episode ended
+    # If no episode finished in an iteration, use the return of an earlier iteration.
+    rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()
     return rows
 
 
 def progress(experiment: Experiment) -> pd.DataFrame:
-    """Return the mean return over seeds, by CELL and steps, if all runs of a variant have one.
+    """Return the mean return over seeds, by CELL, for the steps at which every run has a return.
 
     The return of a run is a mean over the episodes in one iteration, or over about the last 100
     episodes with OFF_POLICY algorithms. least and most are the minimum and maximum over the runs.
@@ -140,7 +141,7 @@ def targets(experiment: Experiment, environments: dict[str, Environment]) -> pd.
     """
     points = curves(experiment._replace(runs=timed(experiment.runs)))
     known = {x: y.target for x, y in environments.items()}
-    points["target"] = points["env_id"].map(known).astype(float)  # even without rows
+    points["target"] = points["env_id"].map(known).astype(float)  # also if there are no rows
     points = points.dropna(subset=["target", "seconds", "return"])
     points["hit"] = points["seconds"].where(points["return"] >= points["target"], np.inf)
     runs = points.groupby([*CELL, "target", "run"], as_index=False)["hit"].min()

@@ -28,7 +28,7 @@ MODES = (
     *(f"{x}{WITHOUT_JIT}" for x in SCRIPTS),
 )
 WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")
-# The first of these compile modes that a framework has is the reference for its other modes.
+# A framework is compared with its first compile mode in this list.
 COMPILED = (*WHOLLY_COMPILED, "env.jit")
 PARTS = ("imports", "setup", "first")  # parts of the start-up time
 FARTHEST = 10  # extrapolate to at most this multiple of the measured length
@@ -70,7 +70,10 @@ def is_by_hand(runs: pd.DataFrame) -> bool:
 
 
 def platforms(runs: pd.DataFrame) -> pd.Series:
-    """Return the platform of each run; a boot with different times is a separate platform."""
+    """Return the platform of each run.
+
+    If times differ significantly after a reboot, that boot counts as a separate platform.
+    """
     named = runs["platform"].copy()
     for platform, group in runs[runs["boot"] != ""].groupby("platform"):
         first, *others = dict.fromkeys(group.sort_values("started")["boot"])
@@ -123,7 +126,7 @@ def differences(texts: Sequence[str]) -> dict[str, str]:
 
 
 def as_object(settings: str) -> dict[str, Any]:
-    """Return the hyperparameters in a JSON text; other sources may have any text, or none."""
+    """Return the hyperparameters in a JSON object; any other text counts as one hyperparameter."""
     try:
         found = json.loads(settings)
     except (ValueError, RecursionError):
@@ -180,7 +183,7 @@ def comparable(runs: pd.DataFrame, value: str, by: Sequence[str] = ("size",)) ->
             group = stats.of_length(group)
         group = group.dropna(subset=[value])
         common = shared(group)
-        parts.append(common if len(common) else group)  # all of them if variants share nothing
+        parts.append(common if len(common) else group)  # keep all runs if nothing is shared
     return pd.concat(parts)
 
 
@@ -296,7 +299,10 @@ def crossings(experiment: Experiment) -> pd.DataFrame:
 
 
 def falls_to_zero(values: np.ndarray, grid: np.ndarray) -> float:
-    """Return the last position on the grid where values fall to 0, or 1 if they never exceed 0."""
+    """Return the grid position after which no value exceeds 0.
+
+    It is 1 if no value exceeds 0, and infinite if the last value does.
+    """
     if np.isnan(values[0]):
         return np.nan
     above = np.flatnonzero(values > 0)

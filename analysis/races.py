@@ -33,7 +33,7 @@ class Info(BaseModel, extra="allow"):
     """Fields in the first line of a race."""
 
     programs: list[str]
-    # Number of rounds at the start that are not evaluated; files from 2026 use the second name.
+    # Number of rounds at the start that are not evaluated; older files call it thrown_away.
     discarded: int = Field(validation_alias=AliasChoices("discarded", "thrown_away"))
     args: dict[str, Any]
     steps: list[int | None] = []  # environment steps per iteration for each program, if known
@@ -76,7 +76,7 @@ class Race(NamedTuple):
         return times / pd.Series(self.steps())[times.columns]
 
     def ratios(self) -> dict[str, Interval]:
-        """Return the time of every other program divided by the time of the first program."""
+        """Return the time of each other program divided by the time of the first, by name."""
         times = self.compared_times()
         first = self.first()
         return {x: ratio_of(times[x], times[first]) for x in times.columns if x != first}

@@ -26,7 +26,7 @@ ONCE = "One run each: no conclusion."
 
 # === The answer =================================================================================
 def headline(experiment: Experiment) -> str:
-    """Return which script is the fastest and how the others compare with it, for each size."""
+    """Return sentences that compare the fastest script with the others, for each network size."""
     sentences = []
     runs = timed(experiment.runs)
     is_of_sizes = experiment.runs["size"].nunique() > 1
@@ -180,7 +180,7 @@ def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
     both = pd.concat([runs.assign(set="new"), old.assign(set="old")], ignore_index=True)
     both = both[both["sync"] == both["sync"].all()]
     if runs["platform"].nunique() == old["platform"].nunique() == 1:
-        both = both.assign(platform="")  # compare across machines, or across names of one machine
+        both = both.assign(platform="")  # otherwise runs on different machines are not compared
     frame = measures.contenders(both, "set", "old")
     caption = "New time / old time, with 95% intervals, in the blocks that both have"
     return compared("against", "Comparison with the other results", frame, caption)

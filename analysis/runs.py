@@ -29,7 +29,7 @@ EVALUATIONS = {  # column -> file written by evaluate.py, and its epsilon
 IDENTITY = ["mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"]
 SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS"]
 TABLES = ("runs.csv", "runs.parquet")  # a folder with either is a study
-# Errors raised by a file that does not contain a run.
+# Errors that occur while reading a file that does not contain a run.
 FOREIGN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -260,21 +260,21 @@ def read_history(run: Any) -> list[dict[str, Any]]:
 
 # === One run ====================================================================================
 def tabulate(records: Iterable[dict[str, Any]]) -> Data:
-    """Return checked tables; a record contains run.json and its metrics, run and source."""
+    """Return checked tables; a record has the keys of run.json, metrics, run and source."""
     rows = []
     metrics = []
     left_out = {}
     for info in records:
         try:
             if "num_agents" in info["args"] and info.get("agent") is None:
-                continue  # a program with several agents; each agent is a run
+                continue  # this program trained several agents, each of which is a run
             rows.append(describe(info))
             metrics += [row | {"run": info["run"]} for row in info["metrics"]]
         except SourceError as error:
             left_out[info["run"]] = str(error)
         except FOREIGN as error:
             left_out[info["run"]] = f"not a run of this project: {error!r:.80}"
-    # dtype=object: text that is not clean yet may be invalid in pandas' string type.
+    # Use dtype=object, because pandas' string type rejects some text that clean() removes later.
     runs = pd.DataFrame(rows, columns=[x.name for x in RUNS], dtype=object)
     iterations = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
     data = make_data(runs, iterations)
@@ -317,7 +317,7 @@ def open_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:
         else:
             table = pd.read_parquet(path)
             if table.index.name:
-                table = table.reset_index()  # the index may be the column `run`
+                table = table.reset_index()  # the index may contain the `run` column
     except Exception as error:  # pyarrow raises many kinds of errors for a damaged file
         reason = str(error).partition("\n")[0]
         raise SourceError(f"{path} cannot be read as a table: {reason:.80}") from None

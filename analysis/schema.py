@@ -41,7 +41,7 @@ KINDS = {
 class Column(NamedTuple):
     name: str
     kind: str  # a key of KINDS
-    must: str  # "table" if a table must have it
+    must: str  # "table" if a table must have this column
     source: str  # path in run.json, such as "args.seed"; "" if it is computed
 
 

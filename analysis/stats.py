@@ -84,7 +84,10 @@ def geometric_mean(values: np.ndarray) -> Interval:
 
 
 def blocks(runs: pd.DataFrame, value: str, contender: str = "mode") -> pd.DataFrame:
-    """Return a row per block and a column per contender; blocks ignore the column contender."""
+    """Return a row per block and a column per contender.
+
+    contender is the name of the compared column, such as "mode", which blocks do not include.
+    """
     length = ["num_iterations"] if value in WHOLE_RUN else []
     keys = [name for name in (*BLOCK, *length) if name != contender]
     runs = runs.dropna(subset=[value, *length])
@@ -148,7 +151,7 @@ def compare(
 def median_interval(values: np.ndarray) -> Interval:
     """Return the median and its 95% interval from order statistics.
 
-    Often most runs reach a cap and some miss it; a Student's t interval would then be too narrow.
+    If most runs reach the maximum return and some do not, a Student's t interval is too narrow.
     With fewer than six values there is no interval.
     """
     low, high = stats.quantile_test(values, q=0, p=0.5).confidence_interval(CONFIDENCE)
@@ -162,7 +165,8 @@ def welch(baseline: np.ndarray, candidate: np.ndarray, confidence: float = CONFI
         return Interval(difference, np.nan, np.nan)
     if not (np.ptp(baseline) or np.ptp(candidate)):
         return Interval(difference, difference, difference)
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # zero variance
+    # SciPy warns if one side has zero variance.
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         test = stats.ttest_ind(candidate, baseline, equal_var=False)
     low, high = test.confidence_interval(confidence)
     return Interval(difference, float(low), float(high))

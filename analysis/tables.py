@@ -77,7 +77,7 @@ def across(frame: pd.DataFrame, text: pd.Series, keys: list[str], column: str) -
 # === Experiments ================================================================================
 class Declared(NamedTuple):
     frame: Callable[[Experiment], pd.DataFrame]
-    caption: str  # may contain {baseline}, {where}, {title} and {training}, like the columns
+    caption: str  # may contain {baseline}, {where}, {title} and {training}, as may column titles
     columns: dict[str, Cell]
     note: str = ""
 
@@ -112,7 +112,7 @@ def cells(experiment: Experiment) -> pd.DataFrame:
 
 
 def durations(runs: pd.DataFrame, baseline: str, by: tuple[str, ...] = ("size",)) -> pd.DataFrame:
-    """Summarize start-up, iterations and training runs (without imports if these are unknown)."""
+    """Summarize the durations of start-up, iterations and training."""
     values = ("startup", "steady", measures.whole(runs) or "process")
     return measures.summarize(runs, values, baseline, by)
 
@@ -124,7 +124,7 @@ DURATIONS = {
     "time / {baseline} time": multiple("steady_"),
     "iterations": lambda row: f"{row['length']:,.0f}",
 }
-# Columns for training runs, by the column with their durations.
+# Column of training durations -> columns of the table.
 TRAININGS = {
     "process": {
         "{training} (s)": value("process"),

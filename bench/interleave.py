@@ -1,7 +1,7 @@
 """Run programs interleaved: in each round, each runs for a second while the others are paused.
 
-Other load on the machine slows all of them equally, so the ratio of their times is steady even if
-the times are not.
+Other load on the machine slows all programs equally, so the ratios of their times are steady even
+if the times are not.
 """
 
 import json
@@ -23,8 +23,8 @@ POLL = 0.002  # seconds between checks for new progress lines
 @dataclass
 class Settings:
     turns: int = 60  # maximum number of rounds; in a round, each program has one turn
-    seconds: float = 1.0  # minimum duration of a turn, which ends with an iteration
-    warm_up: int = 3  # iterations before the first turn; more if learning starts later
+    seconds: float = 1.0  # minimum duration of a turn; the last iteration is completed
+    warm_up: int = 3  # iterations before the first turn; DQN and SAC need more
     apart: bool = False  # start programs one after the other, for GPUs; see docs/benchmark.md
     cores: str = ""  # CPUs that the programs may use, such as 0 or 0,1; default all
     patience: float = 600.0  # seconds without an iteration after which a program counts as hanging
@@ -36,7 +36,7 @@ class Program(NamedTuple):
     text: bytes  # appears in every progress line and nowhere else
     pattern: str  # glob pattern of the file with the progress lines, in the race folder
     script: Path | None
-    steps: int | None  # environment steps per progress line; scripts report them themselves
+    steps: int | None  # environment steps per progress line, or None; scripts log them
 
 
 class Runner:
@@ -50,7 +50,7 @@ class Runner:
         self.patience = settings.patience
         self.output = folder / f"{number}.txt"
         self.file: Path | None = None  # contains the progress lines
-        self.position = 0  # number of bytes of `file` that were read
+        self.position = 0  # number of bytes read from `file`
         self.steps = program.steps
         self.last_step = 0
         self.seen = time.perf_counter()  # time of the last progress line

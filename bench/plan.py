@@ -61,7 +61,7 @@ try:
 except ValueError as error:  # a CatalogError, whose class may not be imported yet
     fail(str(error))
 
-# Run names cannot contain a slash.
+# Exclude names with a slash, because they become part of run names.
 KNOWN = [x for x in ENVIRONMENTS if "/" not in x]
 ALL = [
     name
@@ -135,7 +135,7 @@ class Row(Options):
 class Grid:
     repeats: int
     rows: list[Row] = field(default_factory=list)
-    programs: dict[str, list[str]] = field(default_factory=dict)  # name -> arguments to python
+    programs: dict[str, list[str]] = field(default_factory=dict)  # name -> Python arguments
     begin: str = ""
     end: str = ""
 
@@ -349,7 +349,7 @@ def path_of(short: str) -> str:
 
 
 def steps_of(short: str) -> int:
-    """Return steps per iteration; a custom script counts as the first script of its algorithm."""
+    """Return steps per iteration; for a custom script, assume those of a similar script."""
     if full_name(short) in SCRIPTS:
         return SCRIPTS[full_name(short)]["steps"]
     rows = list(SCRIPTS.values())
@@ -381,7 +381,8 @@ def make_run(
     grid: Grid, args: argparse.Namespace, row: Row, cell: tuple[str, str, str, int], repeat: int
 ) -> Run:
     env, size, script, first_seed = cell
-    is_preset = env.startswith("@") and args.study != "custom"  # @doors: the script preset doors
+    # @doors selects the doors preset of the script.
+    is_preset = env.startswith("@") and args.study != "custom"
     if not is_preset and env not in KNOWN and not re.fullmatch(MODULE_AND_NAME, env):
         fail(f"{row.where}envs must be among: {' '.join(KNOWN)}; or my_module:MyEnv; not '{env}'")
     if size not in NETWORKS:

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 MARK = "BENCH_MARK"  # the environment variable
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by default these end a program
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that end a program by default
 
 
 def new_mark() -> str:

@@ -1,7 +1,8 @@
 """Execute one run of a plan in a new process: python -m bench.run PLAN NUMBER GPU DRIVER [wait]
 
 benchmark.sh calls this for each run. NUMBER counts the missing runs of the plan from 0, GPU is "-"
-if no GPU is assigned to the run, and DRIVER is the process id of benchmark.sh.
+if no GPU is assigned to the run, and DRIVER is the process id of benchmark.sh. If another
+process is executing the run, the call waits for it with "wait", and otherwise exits with status 75.
 
 Locks ensure that only one run at a time uses a GPU, or the machine if it has no GPU, and that two
 calls of benchmark.sh never execute the same run. The run inherits the locks, so they last as long
@@ -106,7 +107,7 @@ class Plan:
         return Plan(**(values | {"runs": [Run(**x) for x in values["runs"]]}))
 
     def progress(self) -> str:
-        """Return a text with the number of complete runs and the estimated remaining time."""
+        """Return a string with the number of complete runs and the elapsed and remaining time."""
         seconds = time.time() - self.started
         missing = sum(not self.runs[i].is_done() for i in self.missing)
         text = f"{len(self.runs) - missing}/{len(self.runs)} done, {clock(seconds)}"
@@ -173,7 +174,7 @@ def command_of(run: Run) -> list[str]:
 
 def environment_of(run: Run, notes: str) -> dict[str, str]:
     environment = os.environ | {
-        # Every run must compile: with a cache, the second run would start faster.
+        # Disable compilation caches; otherwise the second run would start faster.
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
