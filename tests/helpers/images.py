@@ -116,7 +116,7 @@ class Arcade(gymnasium.vector.VectorEnv):
         assert actions.dtype == np.int64
         games = [GAMES[i % 2] for i in range(self.num_envs)]
         before = [2 if t == 0 else game[t - 1][1] for t, game in zip(self.time, games, strict=True)]
-        now = [game[t] for t, game in zip(self.time, games, strict=True)]  # or IndexError
+        now = [game[t] for t, game in zip(self.time, games, strict=True)]
         reward, lives, is_over, truncated = map(np.array, zip(*now, strict=True))
         terminated = is_over
         if self.options["life_loss_info"]:

@@ -115,7 +115,7 @@ def episode_statistics(storage: tuple) -> dict[str, float]:
 
 
 def normalized(storage: tuple, earlier: list[tuple], args: Any) -> tuple:
-    """Return a rollout with the observations and rewards that update() normalizes.
+    """Return a rollout with normalized observations and rewards, as in update().
 
     Observations use the mean and variance of all earlier rollouts. Rewards use the variance of all
     discounted returns, including those of this rollout.

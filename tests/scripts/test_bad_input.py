@@ -61,7 +61,7 @@ def test_counts_are_at_least_1(name):
 
 
 def test_the_other_scripts_check_their_flags_in_the_same_way():
-    """Ignore comments, and scripts whose Arguments section no other script shares."""
+    """Compare the code without comments. Skip scripts that share no Arguments section."""
     names = [x for x in (*ALL_SCRIPTS, *CONTINUOUS_SCRIPTS) if group_of(x, "Arguments")]
     texts = [textwrap.dedent(function(name, "__post_init__")) for name in names]
     assert len({ast.unparse(ast.parse(text)) for text in texts}) == 1

@@ -1,4 +1,4 @@
-"""Environments from brax and MuJoCo Playground: restarts, ends of episodes, and names."""
+"""Environments from brax and MuJoCo Playground: restarts, episode ends, and names."""
 
 import importlib
 import sys
@@ -47,7 +47,7 @@ class Fragile(Sum):
 
 
 def make(env_id):
-    """Make an environment from one of the packages. Skip the test if the package is missing."""
+    """Create the environment env_id. Skip the test if its package is not installed."""
     module, _, name = env_id.partition(":")
     pytest.importorskip({"envs.brax": "brax", "envs.playground": "mujoco_playground"}[module])
     return getattr(importlib.import_module(module), name)()
@@ -59,7 +59,7 @@ def env():
 
 
 def play(env, actions, key=0):
-    """Take the actions in one environment. Return the results of reset and of each step."""
+    """Take the actions in one environment. Return the results of reset and of all steps."""
     key = jax.random.PRNGKey(key)
     obs, state = env.reset(key)
     start = obs, state
@@ -87,12 +87,12 @@ def test_a_restart_uses_one_of_the_initial_states_and_keeps_the_last_observation
         (first, _), steps = play(env, [1, 1, 1, 1, 0], number)
         obs, state, *_, info = steps[3]
         assert float(info["final_observation"][0]) == pytest.approx(float(first[0]) + 4)
-        assert float(steps[4][0][0]) == float(obs[0])  # the new episode continues from there
+        assert float(steps[4][0][0]) == float(obs[0])  # action 0 adds nothing
         assert int(state.time) == 0
         found |= {float(first[0]), float(obs[0])}
         keys.add(tuple(np.asarray(state.inner.info["rng"]).tolist()))
     assert found == starts
-    assert len(keys) == 20  # 20 restarts from three initial states
+    assert len(keys) == 20  # keys differ even if initial states do not
 
 
 @pytest.mark.parametrize("action", [13, 14])
@@ -122,7 +122,7 @@ def test_check_accepts_rewards_that_are_python_numbers(env):
 def test_a_missing_package_is_named(module, package, command, monkeypatch, capsys):
     """envs/check.py prints the message; a script raises it as a ModuleNotFoundError."""
     monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, package, None)  # so importing it fails
+    monkeypatch.setitem(sys.modules, package, None)  # makes the import fail
     with pytest.raises(SystemExit) as stopped:
         check.main(f"{module}:Any")
     sentence = f"{module} needs a package: pip install {command}\n"

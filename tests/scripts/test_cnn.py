@@ -28,7 +28,7 @@ EACH = pytest.mark.parametrize("name", IMAGE_SCRIPTS)
 BOTH = pytest.mark.parametrize("name", ["ppo_cnn_linen_gymnasium", "ppo_cnn_torch_gymnasium"])
 SIZES: dict[str, Any] = {"conv_channels": (4, 8), "conv_kernels": (3, 2), "conv_strides": (2, 1)}
 SIZES |= {"hidden_sizes": (16,), "matmul_precision": "highest"}
-# Image shape, and whether its channels come first.
+# Image shape, and whether the channels come first.
 LAYOUTS = [((13, 10, 3), False), ((13, 10), False), ((3, 13, 10), True)]
 
 
@@ -59,7 +59,7 @@ def perturbed(x):
 
 # === Network ====================================================================================
 def to_torch(params, size, permute=True):
-    """Convert Linen parameters to a PyTorch state_dict with the expressions on the page."""
+    """Convert Linen parameters to a PyTorch state_dict, with the code in docs/extend.md."""
     text = (ROOT / "docs/extend.md").read_text().partition("## Export a policy")[2]
     of_hidden, of_convs = re.findall(r"`(kernel\.[^`]+)`", text)
     state = {}
@@ -78,7 +78,7 @@ def to_torch(params, size, permute=True):
 
 @pytest.mark.parametrize(("shape", "channels_first"), LAYOUTS)
 def test_both_frameworks_agree_on_the_same_weights(shape, channels_first):
-    """Without the permutation on the page, loading succeeds but the outputs are wrong."""
+    """Without the permutation in docs/extend.md, loading succeeds but the outputs are wrong."""
     state = make_linen(shape, channels_first)
     params = jax.tree.map(perturbed, state.params)
     agent = make_torch(shape, channels_first)
@@ -170,7 +170,7 @@ def test_chunks_of_eight_images_give_the_same_features_and_gradients():
 
 
 def test_bfloat16_leaves_parameters_and_outputs_in_float32():
-    """Convolutions and hidden layers have a precision of about three digits."""
+    """Convolutions and hidden layers use bfloat16, so the outputs differ by up to 3%."""
     obs = random_images(8, (13, 10, 3))
     state, exact = (make_linen((13, 10, 3), False, precision=x) for x in ("bfloat16", "float32"))
     outputs = [x.apply_fn(jax.tree.map(perturbed, x.params), obs) for x in (state, exact)]
@@ -212,14 +212,14 @@ def game_and_step(obs):
 
 
 def test_every_transition_of_a_game(arcade):
-    """A lost life ends an episode for learning only; rewards are clipped, and returns are not."""
+    """A lost life ends an episode for learning only. Rewards are clipped, but returns are not."""
     env, games = arcade(sticky_actions=0.25)
     assert games.options["repeat_action_probability"] == 0.25
     assert not games.options["reward_clipping"] and "episodic_life" not in games.options
     assert env.channels_first and env.obs_shape == (4, 6, 6) and env.num_actions == 3
     assert game_and_step(env.reset()) == [(1, 0), (1, 0)]
     names = ("reward", "terminated", "truncated", "restart", "episode_return", "episode_length")
-    # Results of both games in each step, then the frames in next_obs and obs.
+    # A row has a tuple per game: the values in names, then game_and_step() of next_obs and of obs.
     expected = [
         [(1, 0, 0, 0, 7, 1, (1, 1), (1, 1)), (1, 0, 0, 0, 1, 1, (1, 1), (1, 1))],
         [(0, 1, 0, 0, 7, 2, (1, 2), (1, 2)), (0, 0, 1, 1, 1, 2, (1, 2), (2, 0))],
@@ -272,7 +272,7 @@ def test_statistics_cover_full_games_and_advantages_single_lives():
         assert statistics["charts/episodic_return_min"] == 30
         args = script.Args(num_envs=1, num_steps=4, total_timesteps=4)
         advantage = script.compute_gae(storage, storage.value, storage.next_value, args)
-        assert float(advantage[0, 0]) == 1  # without the value of the next life
+        assert float(advantage[0, 0]) == 1  # excludes the value of the next life
 
 
 def test_every_transition_of_a_custom_environment():
@@ -299,7 +299,7 @@ def test_every_transition_of_a_custom_environment():
                 total[i], (next_obs, _) = 0, other.reset()
             np.testing.assert_array_equal(obs[i], next_obs)
     assert ends.all()
-    for x, then in kept:  # copies: Gymnasium overwrites its buffer at the next step
+    for x, then in kept:  # not overwritten by Gymnasium's later steps
         np.testing.assert_array_equal(x, then)
 
 
@@ -374,7 +374,7 @@ def torch_rollout(script, args, env):
 
 @EACH
 def test_values_of_a_rollout(name, monkeypatch):
-    """next_value is V(next_obs), also when a truncated episode restarts and after the last step."""
+    """next_value is V(next_obs), even for truncated episodes and in the last step."""
     script = importlib.import_module(name)
     env_id = "envs.pixel_grid:PixelGrid-v0"
     args = script.Args(env_id=env_id, num_envs=8, num_steps=50, **SIZES)
@@ -472,7 +472,7 @@ def test_the_size_of_images_above_a_gigabyte_is_printed(name, monkeypatch, capsy
 # === Runs =======================================================================================
 @pytest.mark.parametrize("name", IMAGE_SCRIPTS)
 def test_load_policy_takes_raw_images_and_uses_the_weights_of_the_checkpoint(name, whole_run):
-    """Greedy actions maximize the logits. Samples follow the probabilities and the seed."""
+    """Greedy actions maximize the logits. Samples depend on the probabilities and the seed."""
     folder, script = whole_run(name).folder, importlib.import_module(name)
     _, args = script.load_info(folder)
     obs = random_images(64, (9, 8, 3))
@@ -532,7 +532,7 @@ PIXELS = ("ppo_cnn_torch_gymnasium", "--conv-kernels 1 1", False)
     ],
 )
 def test_convolutions_learn_what_single_pixels_do_not_reveal(name, flags, learns, tmp_path):
-    """The mean return is 1 at best, and at most 0 for an agent that does not see stripes."""
+    """The best mean return is 1. Without recognizing stripes, an agent gets at most 0."""
     logged = rows(train(name, tmp_path, "run", *GRID.split(), *flags.split()))
     final = np.mean([row["charts/episodic_return"] for row in logged[-4:]])
     assert final > 0.6 if learns else final < 0.2

@@ -1,6 +1,6 @@
 """PPO with continuous actions: compare its arithmetic with NumPy in float64.
 
-Each section is tested in one of the scripts that share it.
+If scripts share a section, some tests use only one of them.
 """
 
 import importlib
@@ -42,7 +42,7 @@ EACH = pytest.mark.parametrize("name", CONTINUOUS_SCRIPTS)
 
 
 def make_learner(name: str, **flags: Any) -> Any:
-    """Return a learner with the flags of whole_run, so both share compiled functions."""
+    """Return a learner with the flags of whole_run, so that it uses the same compiled functions."""
     script: Any = importlib.import_module(name)
     words = [*SMALL.split(), *AIM.split(), "--total-timesteps", str(BATCH)]
     return LEARNERS[name](script, replace(tyro.cli(script.Args, args=words), **flags))
@@ -54,7 +54,7 @@ def random_gaussian(seed: int) -> dict:
 
 
 def random_storage(seed: int, end_rate: float = 0.15) -> tuple:
-    """Return 32 steps of 4 environments, with nonzero means and some values to clip."""
+    """Return a random Storage. The means are not 0, and some values are so large that they clip."""
     rng = np.random.default_rng(seed)
     shape = (32, 4)
     obs, next_obs = rng.normal(5, 3, (2, *shape, OBS_DIM)) * rng.choice([1, 9], (*shape, 1))
@@ -78,7 +78,7 @@ def random_storage(seed: int, end_rate: float = 0.15) -> tuple:
 @pytest.mark.parametrize("offset", [0, 1000])
 @pytest.mark.parametrize("num_envs", [1, 64])
 def test_statistics_cover_all_rollouts(name, offset, num_envs):
-    """This holds for one or many environments, and if the distribution changes."""
+    """Compare with NumPy, for a distribution that changes between rollouts."""
     script: Any = importlib.import_module(name)
     rng = np.random.default_rng(0)
     rollouts = [rng.normal(offset + i, 1 + i, (256, OBS_DIM)).astype("f") for i in range(12)]
@@ -99,7 +99,7 @@ def test_statistics_cover_all_rollouts(name, offset, num_envs):
 
 
 def test_statistics_change_in_place():
-    """A CUDA graph of the policy always reads the same memory."""
+    """A CUDA graph of the policy always reads the same memory, so no tensor may be replaced."""
     stats: Any = importlib.import_module(CONTINUOUS_IN_TORCH[0]).RunningMeanStd((OBS_DIM,))
     places = [x.data_ptr() for x in stats.buffers()]
     stats.update(torch.randn(8, 2, OBS_DIM))
@@ -177,7 +177,7 @@ def two_rollouts(name: str) -> tuple[Any, list]:
 
 @EACH
 def test_transitions(name):
-    """VecEnv clips and maps actions. Storage keeps the original actions and unscaled rewards."""
+    """VecEnv maps actions to the bounds. Storage has the actions before, and unscaled rewards."""
     learner, storages = two_rollouts(name)
     storage = learner.script.Storage(*map(np.concatenate, zip(*storages, strict=True)))
     signal, far, step = np.moveaxis(storage.obs, -1, 0)
@@ -200,7 +200,7 @@ def test_transitions(name):
 
 @EACH
 def test_actions_are_sampled_with_the_statistics_of_earlier_rollouts(name):
-    """Before the first update all ratios are 1, so a loss with clip_coef 1e-5 clips none."""
+    """Before the first update, all ratios are 1, so even clip_coef 1e-5 clips none."""
     learner, storages = two_rollouts(name)
     weights = random_gaussian(1)
     learner.args = replace(learner.args, clip_coef=1e-5)
@@ -246,9 +246,9 @@ def test_training_finds_the_best_actions(name, tmp_path, monkeypatch):
 
 
 def gaussians(folder: Path, obs: np.ndarray) -> Any:
-    """Return the action distributions of a checkpoint for obs (N, OBS_DIM), in [-1, 1] units."""
+    """Return the distributions of actions for obs (N, OBS_DIM), before scaling to the bounds."""
     saved, weights = arrays(folder), weights_in(folder)
-    mean, var = saved.get("1"), saved.get("2")  # in Equinox, arrays are numbered
+    mean, var = saved.get("1"), saved.get("2")  # in Equinox, names are numbers
     for place, x in saved.items():
         if re.search("stats/obs[/.]mean", place):
             mean = x
@@ -287,7 +287,7 @@ class Narrow(gymnasium.Env):
     """An environment that rejects actions outside its bounds, which are not exact in binary."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-    actions: ClassVar[list[np.ndarray]] = []  # in all environments
+    actions: ClassVar[list[np.ndarray]] = []  # taken in all instances
 
     def __init__(self, dtype: str) -> None:
         low, high = np.array([-0.1, 0.1], dtype), np.array([0.1, 0.4], dtype)
@@ -306,7 +306,7 @@ class Narrow(gymnasium.Env):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CONTINUOUS_IN_GYMNASIUM)
 def test_actions_are_inside_bounds_that_are_not_exact(name, dtype, tmp_path, monkeypatch):
-    """This holds in training and in load_policy; both clip some of the actions to each bound."""
+    """Actions in training and from load_policy reach each bound, but never exceed it."""
     script: Any = importlib.import_module(name)
     monkeypatch.setattr(Narrow, "actions", [])
     op_by_op(monkeypatch, script)

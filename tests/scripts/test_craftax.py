@@ -1,4 +1,4 @@
-"""Compare our Craftax with the original environment, which generates a world at each restart.
+"""Compare envs/craftax_symbolic.py with the environment in the craftax package.
 
 The game takes a long time to compile, so one scan steps all environments with the same keys, and
 the tests read its results. Only Craftax-Classic is tested; Craftax uses the same class.
@@ -19,9 +19,9 @@ NUM_ENVS, NUM_STEPS, LIMIT, NUM_WORLDS = 6, 12, 8, 3
 
 @pytest.fixture(scope="module")
 def transitions():
-    """Step three environments with the same keys: pooled, endless, and the one in the package.
+    """Step the pooled and the endless environment and the package's with the same keys and actions.
 
-    Arrays are (NUM_STEPS, NUM_ENVS, ...). The player of environment 0 is about to die.
+    Return arrays (NUM_STEPS, NUM_ENVS, ...). At the start, the player of environment 0 is dying.
     """
     pytest.importorskip("craftax")
     from craftax.craftax_env import make_craftax_env_from_name
@@ -67,7 +67,7 @@ def assert_same(a, b):
 
 
 def test_steps_match_the_package(transitions):
-    """The endless environment is always equal, the pooled one until the first restart."""
+    """The endless environment always matches. The pooled one matches until its first restart."""
     obs, state, reward, terminated, truncated, _ = transitions.endless
     done = terminated | truncated
     assert_same(transitions.theirs[:4], (obs, state, reward, done))
@@ -96,7 +96,7 @@ def test_a_restart_uses_one_of_the_worlds_that_the_package_generates(transitions
     for world in (*transitions.start.map, *state.map[done]):
         [number] = np.flatnonzero((worlds.map == world).all(axis=(1, 2)))
         found.add(int(number))
-    assert found == {0, 1, 2}  # in 13 draws
+    assert found == {0, 1, 2}  # all worlds appear in 13 draws
     assert not state.timestep[done].any() and (state.timestep[~done] > 0).all()
     key = jax.random.split(jax.random.PRNGKey(0), NUM_WORLDS)[1]
     _, theirs = jax.jit(transitions.env.game.reset_env)(key, transitions.env.default_params)

@@ -51,13 +51,14 @@ import ppo_linen_sharded
 import ppo_torch
 
 SHARDED, DDP = "ppo_linen_sharded", "ppo_torch_ddp"
-# Runs have 4 environments, 32 steps, 2 epochs and 2 minibatches. A high learning rate shows errors.
+# Runs have 4 environments, 32 steps, 2 epochs and 2 minibatches. A high learning rate amplifies
+# errors.
 FLAGS = ["--learning-rate", "1e-2", "--matmul-precision", "highest"]
 COLLECTIVE = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 
 
 def start(devices, name, *words, **variables):
-    """Start a script on several devices of this machine, with the arguments of command()."""
+    """Start a script on several devices of this machine. words are its path and arguments."""
     program = [sys.executable]
     found = jax.config.jax_compilation_cache_dir  # ty: ignore[missing-attribute]
     own = {"JAX_COMPILATION_CACHE_DIR": found}
@@ -113,7 +114,7 @@ def whole(tmp_path_factory):
 # === Comparison with one device =================================================================
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_jax_devices_compute_the_gradient_of_the_entire_minibatch(devices):
-    """vmap with an axis name runs the collectives on one device. SGD makes gradients visible."""
+    """vmap simulates the devices. With SGD, parameter changes are proportional to gradients."""
     args = make_args(ppo_linen, num_envs=8, update_epochs=1, max_grad_norm=1e9)
     share = replace(args, num_envs=8 // devices, norm_adv=False)
     env = ppo_linen.VecEnv(args.env_id, args.num_envs)
@@ -155,9 +156,9 @@ def test_jax_devices_compute_the_gradient_of_the_entire_minibatch(devices):
 
 
 def one_rank_for_all(ranks, iterations, args):
-    """Train in this process like several ranks together, by joining their minibatches.
+    """Train one agent on the joined minibatches of several ranks, in this process.
 
-    Return the agent and the metrics of each iteration.
+    Return the agent and a list with the metrics of each iteration.
     """
     share = replace(args, num_envs=args.num_envs // ranks)
     whole, env = (ppo_torch.VecEnv(args.env_id, x.num_envs) for x in (args, share))
@@ -238,7 +239,7 @@ def test_jax_devices_train_as_ppo_linen_with_one_minibatch(tmp_path):
 
 
 def test_jax_communicates_only_through_one_all_reduce_per_minibatch(whole):
-    """Read the compiled programs of four devices."""
+    """Read the programs that JAX compiled for four devices."""
     texts = {}
     for name in ("rollout", "update"):
         [path] = (whole(SHARDED).parent / "program").glob(f"*jit_{name}*after_optimizations.txt")
@@ -268,7 +269,7 @@ def test_resuming_on_the_same_number_of_devices_is_exact(name, devices, whole, t
 
 @pytest.mark.parametrize(("name", "devices"), [(SHARDED, 1), (SHARDED, 2), (DDP, 1)])
 def test_resuming_on_a_new_number_of_devices(name, devices, whole, tmp_path, monkeypatch, capsys):
-    """The run keeps its parameters and episodes, and evaluate.py can read the result."""
+    """The log continues after the second iteration, and evaluate.py accepts the run."""
     folder = shutil.copytree(whole(name).parent / "half", tmp_path / "half")
     if devices == 1:
         assert main(name, "--resume", folder) == 0
@@ -284,7 +285,7 @@ def test_resuming_on_a_new_number_of_devices(name, devices, whole, tmp_path, mon
 
 # === Termination ================================================================================
 def start_two(name, tmp_path, *flags):
-    """Start a long run in two processes. Return the processes to wait for, and both processes."""
+    """Start a long run. Return the started processes (or torchrun), and both training processes."""
     words = command(name, "run", 10**6, "--runs-dir", tmp_path, *FLAGS, *flags)[1:]
     if name == SHARDED:
         both = start_two_tasks(*words)
@@ -297,7 +298,7 @@ def start_two(name, tmp_path, *flags):
     return [waiting], both
 
 
-# If a process raises, the others end after 15 seconds instead of a minute.
+# Shorten the shutdown timeout: if a process raises, the others end after 15 s instead of 60 s.
 SOONER = """
 import runpy, sys
 import jax
@@ -368,7 +369,7 @@ def test_an_existing_folder_ends_all_processes(name, tmp_path):
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
 def test_a_failing_process_ends_the_others_with_an_error(name, tmp_path):
-    """The first process cannot write its second checkpoint while the others train on."""
+    """The first process cannot write its second checkpoint. The other one continues to train."""
     waiting, both = start_two(name, tmp_path, "--save-every", "2")
     (tmp_path / "run/checkpoint.new").mkdir()
     said = [process.communicate(timeout=150) for process in waiting]
@@ -379,7 +380,7 @@ def test_a_failing_process_ends_the_others_with_an_error(name, tmp_path):
 
 
 def test_ddp_is_freed_before_the_process_group(tmp_path, monkeypatch):
-    """Otherwise PyTorch can hang: it waits for a gloo thread that waits for the GIL."""
+    """Otherwise, PyTorch can hang: it waits for a Gloo thread, which waits for the GIL."""
     script = importlib.import_module(DDP)
     made, left = [], []
 
@@ -415,7 +416,7 @@ def test_a_signal_during_a_reduction_stops_the_next_iteration(name, reduce, tmp_
         x = original(x, *args, **flags)
         if path.exists() and path.read_text().count("\n") == 3:
             calls.append(x)
-            if len(calls) == 1:  # the first one after the third iteration was logged
+            if len(calls) == 1:  # the first call after the third iteration was logged
                 stop(logs[-1])
         return x
 

@@ -32,11 +32,11 @@ def after(square, action):
 
 
 def search(goal):
-    """Return the distance of each square from the goal in row 0, by breadth-first search."""
+    """Return the number of steps from each square to column `goal` of row 0, found by a search."""
     steps, queue = {(0, goal): 0}, deque([(0, goal)])
     while queue:
         square = queue.popleft()
-        for action in TURNS:  # each move can be undone
+        for action in TURNS:  # moves are reversible
             if after(square, action) not in steps:
                 steps[after(square, action)] = steps[square] + 1
                 queue.append(after(square, action))
@@ -65,7 +65,7 @@ def make(**options) -> Any:
     return gymnasium.make(ENV_ID, **options).unwrapped
 
 
-# Shared by all tests, because the functions of a second instance would be compiled again.
+# All tests share this instance, because JAX would compile the methods of a second one again.
 DOORS = doors.Doors()
 reset_all, start_all = jax.jit(jax.vmap(DOORS.reset)), jax.jit(jax.vmap(DOORS.start))
 gymnax_step = jax.jit(jax.vmap(DOORS.step, (0, 0, 0, None)))
@@ -92,7 +92,7 @@ def test_every_move_from_every_square():
 
 
 def test_optimal_steps_and_layouts():
-    """The closed form equals the search, and episodes start with the requested layout."""
+    """optimal_steps() equals the search, and episodes start with the requested layout."""
     layouts = rules.all_layouts()
     found = [STEPS[goal][14, agent] for agent, goal in layouts]
     assert rules.optimal_steps(*layouts.T).tolist() == found
@@ -106,7 +106,7 @@ def test_optimal_steps_and_layouts():
 def test_both_versions_agree_over_many_episodes():
     """Actions are random in 16 environments, and mostly follow shortest paths in 16 others.
 
-    With a limit of 20 steps, many reach the goal in the last step.
+    With a limit of 20 steps, many episodes reach the goal in the last step.
     """
     rng = np.random.default_rng(0)
     limit: Any = {"max_steps_in_episode": 20}
@@ -123,7 +123,7 @@ def test_both_versions_agree_over_many_episodes():
         obs, state, *result, info = gymnax_step(keys, state, actions, doors.Params(**limit))
         final = np.asarray(info["final_observation"])
         reward, terminated, truncated = map(np.asarray, result)
-        next_words = np.asarray(jax.vmap(jax.random.split)(keys)[:, 1])  # gymnax resets with these
+        next_words = np.asarray(jax.vmap(jax.random.split)(keys)[:, 1])  # keys of the gymnax resets
         for i, env in enumerate(envs):
             row, pay, *done, _ = env.step(actions[i])
             np.testing.assert_array_equal(row, final[i])

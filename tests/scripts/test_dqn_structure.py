@@ -43,7 +43,7 @@ def test_gymnasium_vec_env_differs_from_ppo_only_in_minatar(name):
 
 @pytest.mark.parametrize(("name", "count"), zip(SAC_PAIRS[0], (22, 28), strict=True))
 def test_sac_vec_env_differs_from_continuous_ppo_in_a_few_lines(name, count):
-    """SAC has no gamma and no discounted returns, and its messages name other scripts."""
+    """The SAC version has no discounted returns, and its messages name other scripts."""
     ppo = name.replace("sac", "ppo_continuous")
     assert changed_lines(name, ppo, "Environment") <= count
 
@@ -68,7 +68,7 @@ def test_functions_that_are_tested_in_one_script_are_identical_in_all(wanted, sc
 
 @pytest.mark.parametrize("name", ["dqn_linen", "sac_linen"])
 def test_the_replay_is_donated(name):
-    """Otherwise, XLA would copy it in every iteration."""
+    """Otherwise, XLA would copy the replay buffer in every iteration."""
     assert "donate_argnums=(0, 1, 2, 3))" in sections(read(name))["Training"]
 
 

@@ -39,12 +39,12 @@ def train(name, folder, flags):
     own = ["--runs-dir", folder.parent, "--run-name", folder.name]
     assert main(name, *(dqn.SMALL + flags).split(), *own) == 0
     text = (folder / "metrics.jsonl").read_text()
-    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]  # no NaN
+    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]  # NaN fails
 
 
 # === Signals ====================================================================================
 def test_the_exit_status_of_a_stopped_run_depends_on_the_signal(tmp_path, monkeypatch):
-    """The Run log section is identical in the SAC scripts."""
+    """One script is enough, because the Run log section is the same in all DQN and SAC scripts."""
     write = dqn_linen.RunLog.write
 
     def write_and_stop(log, *args):
@@ -83,7 +83,7 @@ def known_run(request, tmp_path_factory):
         replay.transitions = nan
         return replay
 
-    jax.numpy.zeros(1)  # compile this now, because running.Counts also calls it
+    jax.numpy.zeros(1)  # compiles a function that running.Counts also calls
     folder = tmp_path_factory.mktemp("known_run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, maker, make_nan)
@@ -124,7 +124,7 @@ def test_each_environment_explores_independently(known_run):
 
 
 def test_updates_read_only_stored_transitions_and_are_counted(known_run):
-    """One update per 8 steps after 2000. Without an update, losses are null but not diverged."""
+    """After step 2000, 8 steps trigger an update. Null losses before it do not mean divergence."""
     assert [row["charts/updates"] for row in known_run.rows] == [0, 0, 125]
     for name in dqn.LOSSES:
         assert [row[name] is None for row in known_run.rows] == [True, True, False]
@@ -169,7 +169,7 @@ def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch, capsy
     ("name", "optimizer"), [*((x, "rmsprop") for x in DQN_SCRIPTS), ("dqn_torch", "adam")]
 )
 def test_a_run_resumed_between_updates_continues_exactly(name, optimizer, tmp_path, monkeypatch):
-    """The optimizer has moments, and the learning rate decays."""
+    """At that time, the optimizer has moments, and the learning rate has decayed."""
     op_by_op(monkeypatch, importlib.import_module(name))
     flags = f"--optimizer {optimizer} --learning-rate 1e-3 --save-every 2"
     if "gymnasium" in name:  # new episodes start, so all must be identical
@@ -186,7 +186,7 @@ def test_a_run_resumed_between_updates_continues_exactly(name, optimizer, tmp_pa
 def test_resume_changes_some_flags_and_rejects_others(name, tmp_path, monkeypatch, capfd):
     """The replay and the optimizer are fixed. Exploration, learning rate and epsilon can change.
 
-    A very large optimizer epsilon freezes all parameters, which shows that it is used.
+    A very large optimizer epsilon freezes all parameters, which shows that it has been changed.
     """
     op_by_op(monkeypatch, importlib.import_module(name))
     folder = tmp_path / "run"
@@ -218,7 +218,7 @@ def test_resume_changes_some_flags_and_rejects_others(name, tmp_path, monkeypatc
 # === Every script ===============================================================================
 @EACH
 def test_each_loss_is_logged_under_its_name(name, tmp_path, monkeypatch):
-    """Compare with the reference in ProbeSignal: two observations, two actions, learning rate 0."""
+    """At learning rate 0, the reference gives bounds for the losses in ProbeSignal."""
     op_by_op(monkeypatch, importlib.import_module(name))
     folder = tmp_path / "run"
     found = train(name, folder, "--env-id ProbeSignal-v0 --learning-rate 0 --total-timesteps 128")
@@ -241,7 +241,7 @@ def test_every_update_samples_a_new_batch(name, tmp_path, monkeypatch):
 
     def spy(*args):
         batch = sample(*args)
-        if name == "dqn_linen":  # its loop is compiled
+        if name == "dqn_linen":  # the script compiles its loop
             jax.debug.callback(lambda x: drawn.append(np.array(x).tobytes()), batch.obs)
         else:
             drawn.append(np.array(batch.obs).tobytes())
@@ -283,7 +283,7 @@ def test_the_learning_rate_decays_per_iteration(name, tmp_path, monkeypatch):
 @EACH
 @pytest.mark.parametrize(("env_id", "kind"), [("Bytes-v0", "uint8"), ("Numbers-v0", "float32")])
 def test_the_replay_stores_the_dtype_of_the_environment(name, env_id, kind, tmp_path, monkeypatch):
-    """Only float64 observations of Gymnasium are stored as float32."""
+    """The replay buffer keeps the dtype, except that it stores float64 as float32."""
     if env_id == "Numbers-v0" and "gymnasium" not in name:
         pytest.skip("float64 is disabled in JAX")
     op_by_op(monkeypatch, importlib.import_module(name))
@@ -329,7 +329,7 @@ def test_counts_below_the_minimum_are_usage_errors(name, monkeypatch, capfd):
 
 @EACH
 def test_a_run_whose_loss_diverges_has_the_status_diverged(name, tmp_path, monkeypatch, capsys):
-    """Updates start in iteration 1. The null losses of iteration 0 do not count."""
+    """Updates start in the second iteration. The null losses of the first one do not count."""
     op_by_op(monkeypatch, importlib.import_module(name))
     flags = "--learning-rate 1e30 --learning-starts 64 --total-timesteps 192"
     found = train(name, tmp_path / "run", flags)
@@ -342,7 +342,7 @@ def test_a_run_whose_loss_diverges_has_the_status_diverged(name, tmp_path, monke
 
 # === Some of the scripts ========================================================================
 def test_xla_does_not_copy_the_replay():
-    """If a step read the replay before writing to it, XLA would copy all of it in every step."""
+    """If a step read the replay before writing to it, XLA would copy the buffer each time."""
     args = dqn.args_of("dqn_linen", "--buffer-size 1000")
     env = dqn_linen.VecEnv(args.env_id, args.num_envs)
     key = jax.random.PRNGKey(0)
@@ -377,7 +377,7 @@ def test_the_target_network_is_copied_every_few_updates(name, tmp_path, monkeypa
 
 
 def test_the_call_that_compiles_leaves_no_trace(tmp_path, monkeypatch):
-    """Without an update, the parameters equal those of the eager run, and the moments are 0."""
+    """If there are no updates, parameters equal those of an eager run, and moments are 0."""
     op_by_op(monkeypatch, importlib.import_module(dqn.COMPILED))
     for optimizer in ("adam", "rmsprop"):
         flags = f"--optimizer {optimizer} --learning-starts 1000 --total-timesteps 64"

@@ -74,7 +74,7 @@ def two_rollouts(name):
 
 @pytest.mark.parametrize("name", ROLLOUTS)
 def test_transitions(name):
-    """Storage equals CartPole without auto-reset, replayed one environment at a time."""
+    """Each transition equals a step of CartPole without auto-reset from the same state."""
     _, storage = two_rollouts(name)
     done = storage.terminated | storage.truncated
     assert done.any() and not done.all()
@@ -85,7 +85,7 @@ def test_transitions(name):
 
     env, params = gymnax.make("CartPole-v1")
     x, x_dot, theta, theta_dot = np.moveaxis(storage.obs, -1, 0)
-    zeros: Any = jnp.zeros(x.shape, jnp.int32)  # gymnax declares int
+    zeros: Any = jnp.zeros(x.shape, jnp.int32)  # Any, because gymnax declares int
     state = gymnax.environments.classic_control.cartpole.EnvState(
         x=x, x_dot=x_dot, theta=theta, theta_dot=theta_dot, time=zeros
     )

@@ -34,7 +34,7 @@ def forkserver():
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch):
-    """Restore the module of the script, which other tests may have reloaded."""
+    """Restore the imported script in sys.modules, because other tests may have reloaded it."""
     monkeypatch.setitem(sys.modules, script.__name__, script)
 
 
@@ -77,7 +77,7 @@ def test_transitions_match_single_environments(env_id, vectorization):
                 next_obs, _ = alone.reset()
                 total[i] = length[i] = 0
             np.testing.assert_array_equal(obs[i], next_obs)
-    for x, then in handed_out:  # copies: Gymnasium overwrites its buffer at the next step
+    for x, then in handed_out:  # not overwritten by Gymnasium's later steps
         np.testing.assert_array_equal(x, then)
     np.testing.assert_array_equal(np.random.get_state(legacy=False)["state"]["key"], before)
 
@@ -214,7 +214,7 @@ def test_workers_do_not_receive_the_signals_of_a_terminal():
     """A terminal sends signals to a process group, and each worker is in a separate group."""
     env, _ = make("Scripted-v0", 2, "async")
     assert [os.getpgid(x.pid) for x in env.envs.processes] == [x.pid for x in env.envs.processes]
-    assert os.getpgid(0) != os.getpid() or os.getsid(0) != os.getpid()  # the parent is not moved
+    assert os.getpgid(0) != os.getpid() or os.getsid(0) != os.getpid()  # this process has not moved
 
 
 def create_and_wait(pipe):
@@ -246,9 +246,9 @@ def test_processes_started_by_an_environment_end_with_the_run(number, tmp_path):
     log = tmp_path / "runs/run/metrics.jsonl"
     wait_for(lambda: process.poll() is not None or (log.exists() and log.stat().st_size > 0))
     started = psutil.Process(process.pid).children(recursive=True)
-    assert len(started) >= 2 + 2  # workers and their simulators
+    assert len(started) >= 2 + 2  # two workers and two simulators
     os.killpg(process.pid, number)
-    process.communicate(timeout=120)  # until its pipes are closed
+    process.communicate(timeout=120)  # returns when all processes have closed the pipes
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert not still_running(started)
 
@@ -256,7 +256,7 @@ def test_processes_started_by_an_environment_end_with_the_run(number, tmp_path):
 def failed(env_id, vectorization, tmp_path):
     """Train until it fails. Return the last lines on the terminal."""
     process = start_training(env_id, vectorization, tmp_path, 640)
-    _, errors = process.communicate(timeout=120)  # until its pipes are closed
+    _, errors = process.communicate(timeout=120)  # returns when all processes have closed the pipes
     assert process.returncode == 1
     assert not (tmp_path / "runs/run").exists()  # no iteration finished
     return errors.splitlines()[-3:]

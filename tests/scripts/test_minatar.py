@@ -22,22 +22,22 @@ RANDOM = (1, 0.5, 0.2, 0, 0, 0)  # fraction of random actions in each environmen
 
 
 def keep_the_ball(game, aim):
-    """Move toward the column where the ball lands or, with aim 1, toward the next one.
+    """Return the action that moves the paddle to where the ball lands, or one column further.
 
-    In the first, the ball keeps its horizontal direction; in the second, the paddle reverses it.
-    Choosing the aim at random clears entire walls.
+    With aim 0, the ball lands on the paddle and keeps its horizontal direction. With aim 1, the
+    paddle is one column further and reverses it. A random aim clears entire walls.
     """
     falls = game.ball_dir >= 2
     dx = 2 * ((game.ball_dir == 1) | (game.ball_dir == 2)) - 1
     column = (game.ball_x + dx * (1 + falls * (7 - game.ball_y + aim))) % 20
-    column = jnp.where(column < 10, column, 19 - column)  # mirrored at the sides
+    column = jnp.where(column < 10, column, 19 - column)  # the sides reflect the ball
     return 1 * (column < game.pos) + 3 * (column > game.pos)
 
 
 def play():
-    """Return the result of reset, and a record of arrays (environment, step).
+    """Return the result of reset, and a record with arrays (environment, step, ...).
 
-    There are six actions, sticky actions and no time limit, as in `python dqn_linen.py minatar`.
+    There are six actions, sticky actions and no time limit, as in the minatar preset of dqn_linen.
     """
     made: Any = gymnax.make("Breakout-MinAtar", use_minimal_action_set=False)
     env, params = StickyActionWrapper(made[0], 0.1), made[1]
@@ -83,7 +83,7 @@ def test_every_observation_reward_and_end_matches_minatar():
                 game.reset()
             np.testing.assert_array_equal(record.obs[i, t], game.state(), place)
     assert not record.truncated.any()
-    # The compared steps include rare events.
+    # Check that rare events occurred.
     assert set(start.state.ball_x) == {0, 9}
     assert record.terminated.sum() > 500
     bricks = record.state.brick_map.sum((2, 3))
@@ -93,7 +93,7 @@ def test_every_observation_reward_and_end_matches_minatar():
 
 
 def test_the_preset_has_the_settings_of_minatar(monkeypatch):
-    """Compare with constants in examples/dqn.py and environment.py. Flags override the preset.
+    """Comments name the constants in the examples/dqn.py of MinAtar. Flags override the preset.
 
     test_dqn_structure.py compares the other scripts with this one.
     """

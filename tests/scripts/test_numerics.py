@@ -84,16 +84,16 @@ def test_loss_and_gradient_equal_numpy(learner):
 
 
 def test_update_equals_numpy(learner):
-    """With annealing, the learning rate decreases to an eighth, and is zero in the next update."""
+    """The only scheduled update has eight steps, so with annealing, the next update has rate 0."""
     weights, storage = random_weights(3, OBS_DIM, (8, 8), NUM_ACTIONS), random_storage(4, 16)
     learner.set_weights(weights)
     expected, metrics = reference.update(weights, storage, learner.orders(5), learner.args)
-    found = learner.update(storage, 5)  # may have more metrics
+    found = learner.update(storage, 5)  # can contain more metrics than the reference
     assert {x: found[x] for x in metrics} == pytest.approx(metrics, rel=1e-4, abs=1e-5)
     actual = reference.flatten(learner.get_weights())
     np.testing.assert_allclose(actual, reference.flatten(expected), atol=1e-5)
     assert learner.update(storage, 5)["charts/learning_rate"] == next_rate(learner.args)
-    # Beyond the schedule, as after --resume with fewer epochs, the learning rate stays at zero.
+    # After the end of the schedule, the learning rate must not become negative.
     assert learner.update(storage, 5)["charts/learning_rate"] > -1e-9
 
 
@@ -106,7 +106,7 @@ def test_rollout_and_update_are_exactly_equal_in_all_jax_scripts():
         learner.set_weights(weights)
         results: list[Any] = [np.asarray(x) for x in learner.rollout(6)]
         found = learner.update(random_storage(4, 16), 5)
-        metrics = {x: found[x] for x in (first[-2] if first else found)}  # ignore additional ones
+        metrics = {x: found[x] for x in (first[-2] if first else found)}  # of the first script
         results += [metrics, reference.flatten(learner.get_weights())]
         first = first or results
         for values, expected in zip(results, first, strict=True):
@@ -114,7 +114,7 @@ def test_rollout_and_update_are_exactly_equal_in_all_jax_scripts():
 
 
 def test_shuffle():
-    """Permutations contain each index once, and each minibatch draws all indices equally often."""
+    """Permutations contain each index once, and all indices are equally likely in all positions."""
     shuffles = [importlib.import_module(name).shuffle for name in JAX_SCRIPTS]
     assert len({inspect.getsource(x) for x in shuffles}) == 1
     shuffle = shuffles[0]
@@ -131,7 +131,7 @@ def test_shuffle():
 
 # === Matrix products ============================================================================
 def test_medium_precision_is_float32_on_a_cpu_without_amx():
-    """With Intel AMX, oneDNN multiplies in bfloat16 instead."""
+    """On a CPU with Intel AMX, oneDNN multiplies in bfloat16 instead."""
     x, weight = torch.randn(256, 256), torch.randn(256, 256)
     exact = x.double() @ weight.double()
     precision = torch.get_float32_matmul_precision()

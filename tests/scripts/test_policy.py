@@ -20,7 +20,7 @@ from sections import (
     but,
 )
 
-# test_continuous.py and test_cnn.py test the others.
+# test_continuous.py and test_cnn.py test the policies of the other PPO scripts.
 DISCRETE = but(PPO_SCRIPTS, *CONTINUOUS_SCRIPTS, *IMAGE_SCRIPTS)
 FEEDFORWARD = but(DISCRETE, *RNN_SCRIPTS)
 BREAKOUT = "--env-id Breakout-MinAtar --sticky-actions 0.25 --full-actions --max-episode-steps 99"
@@ -65,7 +65,7 @@ def test_ppo_policy_returns_the_most_likely_action_of_the_actor(name, folder_of)
 def test_an_obs_of_the_wrong_size_is_an_error(name, folder_of):
     shape = tuple(info(folder_of(name))["obs_shape"])
     policy = policy_of(name, folder_of(name))
-    with pytest.raises(Exception):  # noqa: B017  (it depends on the framework)
+    with pytest.raises(Exception):  # noqa: B017  (the type depends on the framework)
         policy(np.zeros((2, *shape[:-1], shape[-1] + 1), np.float32))
 
 
@@ -119,7 +119,7 @@ def test_an_rnn_policy_remembers_until_an_episode_starts(name, tmp_path):
     nothing = np.zeros((20, obs_dim))
     policy(signal)
     np.testing.assert_array_equal(policy(nothing), signal[:, 0] > 0)
-    # Half of the environments restart. They see nothing, and must have forgotten the signal.
+    # Ten environments restart, and must forget the signal. The others must remember it.
     policy(signal)
     starts = np.arange(20) < 10
     action = policy(nothing, starts.astype(int))

@@ -97,7 +97,7 @@ def test_stopping_and_killing_a_run_does_not_change_its_result(name, signals, st
         process = start(*words)
         wait_for_lines(process, folder, sum(resumed[-1:]) + rng.randrange(10, 40))
         time.sleep(rng.uniform(0, 0.02))
-        os.killpg(process.pid, number)  # like Ctrl-C in a terminal
+        os.killpg(process.pid, number)  # signals the process group, as Ctrl-C does
         output, errors = process.communicate(timeout=120)
         done = int(arrays(folder)["iteration"]) if checkpoints(folder) else 0
         said = info(folder)
@@ -133,7 +133,7 @@ def test_a_second_process_in_a_run_folder_is_refused(start, tmp_path):
 # === Signals ====================================================================================
 @pytest.mark.parametrize("moment", ["write", "must_save", "update_info"])
 def test_a_stop_at_any_moment_ends_with_a_checkpoint(moment, tmp_path, monkeypatch):
-    """Stop during an iteration, after the check whether to save, and while saving."""
+    """The signal arrives in an iteration, after must_save() returned False, or during saving."""
     log = importlib.import_module("ppo_torch").RunLog
     original = getattr(log, moment)
     calls = []
@@ -299,7 +299,7 @@ def test_a_complete_run_continues_at_a_new_learning_rate(name, whole_run, tmp_pa
                 np.testing.assert_allclose(y, x, rtol=0, atol=1e-20)
 
 
-# In eager PyTorch, a checkpoint includes the optimizer hyperparameters.
+# In eager PyTorch, checkpoints also contain the optimizer hyperparameters, such as epsilon.
 EAGER = [name for name in TRAINED_ON if "scheduler.step()" in read(name)]
 
 
@@ -316,7 +316,7 @@ def test_a_resumed_run_uses_a_new_adam_epsilon(name, whole_run, tmp_path, monkey
             np.testing.assert_array_equal(x, before[place], err_msg=place)
 
 
-# Arguments of the environment, the arrays in a checkpoint, and the PPO learning rate schedule.
+# Arguments that define the environment, the arrays in a checkpoint, or the PPO schedule.
 CANNOT_CHANGE = {"env_id", "image_size", "channels_first", "feed_back"}
 CANNOT_CHANGE |= {"num_envs", "num_steps", "num_agents", "buffer_size", "optimizer"}
 CANNOT_CHANGE |= {"hidden_sizes", "gru_hidden_size"}

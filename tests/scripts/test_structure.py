@@ -1,6 +1,6 @@
 """The source of the scripts: identical sections, small diffs, simple code.
 
-The budget of a diff is its current size; to add lines to a diff, remove others.
+A diff must not exceed its budget: to add lines to a diff, remove others.
 """
 
 import ast
@@ -90,7 +90,7 @@ def test_every_iteration_in_jax_has_a_separate_key(name):
 
 
 def having(wanted, *words):
-    """Return the scripts that match all words and contain this function or class."""
+    """Return the scripts that match all words and contain the function or class `wanted`."""
     definition = re.compile(rf"^(def|class) {wanted}\(", re.M)
     return [name for name in scripts(*words) if definition.search(read(name))]
 
@@ -167,7 +167,7 @@ def test_diff_budgets(first, second, budget):
 
 
 # === Plain code =================================================================================
-# Not caught by ruff: f(x := 1), a = b = 1, {**a, "b": 1}, f(**{"a": 1}), a == b != c.
+# Constructs that ruff accepts: f(x := 1), a = b = 1, {**a, "b": 1}, f(**{"a": 1}), a == b != c.
 TWO_THOUGHTS = re.compile(r":=|^ *[\w.]+ = [\w.]+ = |\{\*\*|\*\*\{| [!=]= \S+ [!=]= ", re.M)
 
 
@@ -215,14 +215,14 @@ def imports(path):
 
 @EACH
 def test_scripts_import_no_other_file_and_only_portable_packages(name):
-    """Windows and macOS lack some wheels, such as those of psutil, and some commands."""
+    """Modules such as fcntl do not exist on Windows, and external programs may be missing."""
     banned = {"fcntl", "resource", "pwd", "grp", "psutil", "subprocess"}
     banned |= {"analysis", "envs", "tests", "evaluate", "tune", *ROWS}
     assert not imports(path_of(name)) & banned
 
 
 def test_pytorch_with_environments_in_numpy_needs_no_jax(tmp_path):
-    """Scripts do not import JAX indirectly either."""
+    """Neither these scripts nor the packages that they import may import JAX."""
     names = [*scripts("torch", "Gymnasium"), *scripts("torch", "continuous, Gymnasium")]
     names += scripts("torch", "images")
     code = f"import sys, {', '.join(names)}; sys.exit('jax' in sys.modules)"
@@ -251,7 +251,7 @@ EVALUATE = ROOT / "evaluate.py"
 def test_the_metadata_block_lists_the_imported_packages(path):
     """PEP 723 blocks list exactly the imported packages, in the tested versions.
 
-    evaluate.py imports the script of a run; its block covers the Flax scripts.
+    The block of evaluate.py also lists the packages of Flax scripts, which it may import.
     """
     block = path.read_text().removeprefix("# /// script\n").partition("# ///\n")[0]
     metadata = tomllib.loads(re.sub("^# ?", "", block, flags=re.M))
@@ -259,9 +259,9 @@ def test_the_metadata_block_lists_the_imported_packages(path):
     packages = packages_of(path) - {"minatar"}  # GPL, so not in requirements.txt
     if path == EVALUATE:
         packages |= packages_of(path_of("ppo_linen")) - {"wandb"} | {"pygame-ce"}
-    named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # an extra
+    named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # ignore the extra
     pins = [requirements()[x] for x in packages]
-    if path.stem in IMAGE_SCRIPTS:  # Gymnasium imports it
+    if path.stem in IMAGE_SCRIPTS:  # Gymnasium imports ale-py
         pins.append(requirements("requirements-test.txt")["ale-py"])
     assert sorted(named) == sorted(pins)
 

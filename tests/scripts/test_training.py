@@ -53,7 +53,7 @@ LIKE_NNX = ("ppo_nnx_cached", "ppo_nnx_tree")  # the same numbers as ppo_nnx
 # === Every script ===============================================================================
 @pytest.fixture(scope="module", params=PPO_SCRIPTS)
 def name(request):
-    """Return the name of a script. The module scope keeps all tests of a run in one process."""
+    """Return the name of a script. With module scope, pytest groups the tests by script."""
     return request.param
 
 
@@ -69,13 +69,13 @@ def test_nothing_compiles_twice_and_metrics_need_one_transfer(name, whole_run):
     counts = whole_run(name).counts
     assert len(counts) == 5
     check_counts(name, counts)
-    # The metrics are one tensor in PyTorch, and 14 arrays in JAX. With Gymnasium, PyTorch calls
-    # cpu() in each of 32 steps. With an RNN, it counts the episodes in each of 4 minibatches.
+    # The metrics are one tensor in PyTorch, and 14 arrays in JAX. In addition, PyTorch scripts for
+    # Gymnasium call cpu() in each of 32 steps, and ppo_rnn_torch reads a number per minibatch.
     own = dict.fromkeys(IN_NUMPY, 1 + 32) | {"ppo_rnn_torch": 1 + 4}
-    own["ppo_torch_ddp"] = 2  # one shows whether a rank received a signal
+    own["ppo_torch_ddp"] = 2  # one for metrics, one for signals
     own["ppo_continuous_equinox"] = 13  # its constant learning rate is not an array
     transfers = own.get(name, 1 if "torch" in name else 14)
-    # Saving a checkpoint after the second iteration needs transfers.
+    # Skip counts[2] and counts[4], which include saving a checkpoint.
     assert (counts[1]["transfers"], counts[3]["transfers"]) == (transfers, transfers)
 
 
@@ -168,7 +168,7 @@ def test_the_three_nnx_scripts_give_the_same_numbers(whole_run):
 
 # === Messages ===================================================================================
 def test_missing_episodes_and_diverged_losses_are_null(tmp_path, capsys, monkeypatch):
-    """No episode of CartPole ends in two steps. The learning rate makes the weights NaN."""
+    """No episode of CartPole ends in the first two steps. The weights soon become NaN."""
     monkeypatch.setenv("RUN_INFO", '{"gpu_driver": "580.1", "cores": 7}')  # as benchmark.sh does
     flags = ["--num-steps", 2, "--learning-rate", 1e30, "--adam-eps", 1e-30]
     folder = train("ppo_torch", tmp_path, "run", *flags, "--total-timesteps", 8 * 150)

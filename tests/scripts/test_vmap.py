@@ -56,7 +56,7 @@ def test_each_agent_trains_as_it_would_alone(name, alone, whole_run):
 def test_an_agent_that_diverges_does_not_affect_the_others(
     whole_run, tmp_path, monkeypatch, capsys
 ):
-    """Set the weights of one agent to NaN in a checkpoint. The others must not be affected."""
+    """Set the weights of one agent to NaN in a checkpoint, then resume the run."""
     name = "ppo_torch_vmap"  # this script computes gradients and norms with custom code
     run = whole_run(name)
     folder = rewind(run, tmp_path / "program")
