@@ -34,7 +34,8 @@ def measured(runs, *names):
 # === Means and ratios ===========================================================================
 def test_means_and_ratios_equal_direct_computation():
     runs = grid(THREE, ENVS, repeats=3, noise=0.1)
-    runs = runs[(runs["env_id"] == ENVS[0]) | (runs["repeat"] < 3)]  # 3, 2 and 2 repeats
+    # The environments have 3, 2 and 2 repeats, but equal weights.
+    runs = runs[(runs["env_id"] == ENVS[0]) | (runs["repeat"] < 3)]
     found = measured(runs)
     assert list(found) == [LINEN, COMPILE, TORCH]
     for mode, row in found.items():
@@ -91,7 +92,7 @@ def test_crossings_of_eager_and_compiled_scripts_of_one_framework():
     assert [row[x] for x in ("estimate", "low", "high")] == pytest.approx([9] * 3, rel=1e-3)
     assert row["seconds"] == pytest.approx(24, rel=1e-3)
     assert crossings({TORCH: (8.0, 2.0), COMPILE: (20.0, 2.5)}) == []  # they never cross
-    assert crossings({TORCH: (8.0, 2.0), COMPILE: (8000.0, 1.0)}) == []  # after about 8,000 iterations
+    assert crossings({TORCH: (8.0, 2.0), COMPILE: (8000.0, 1.0)}) == []  # after 8,000 iterations
     assert crossings({TORCH: (8.0, 2.0), LINEN: (30.0, 0.001)}) == []  # different frameworks
     assert crossings({NNX: (8.0, 2.0), "ppo_nnx_vmap": (30.0, 0.001)}) == []  # both compiled
 

@@ -105,7 +105,7 @@ def test_runs_of_different_lengths_are_neither_paired_nor_pooled():
 @pytest.mark.parametrize("runs", [6, 10])
 def test_intervals_of_medians_cover_the_truth_in_95_percent_of_cases(runs):
     """70% of the runs reach the maximum, which is therefore the true median."""
-    _, low, high = stats.median_interval(np.arange(runs))  # the ends are ranks, from 0
+    _, low, high = stats.median_interval(np.arange(runs))  # ranks of the ends, from 0
     rng = np.random.default_rng(6)
     shape = (4000, runs)
     values = np.where(rng.random(shape) < 0.7, 500.0, rng.uniform(200, 500, shape))

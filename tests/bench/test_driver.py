@@ -391,7 +391,7 @@ def test_two_drivers_on_two_gpus_share_a_grid(project):
 
 
 def test_a_grid_completes_after_kills_at_random_moments(project):
-    """Kill benchmark.sh, its runs or both, four times or as often as the variable KILLS says."""
+    """Kill benchmark.sh, its runs or both. The variable KILLS sets how often (default 4)."""
     flags = (*TWO, "--repeats", "4", "--no-report")
     rng = random.Random(1)
     for _ in range(int(os.environ.get("KILLS", "4"))):

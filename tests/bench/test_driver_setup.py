@@ -40,7 +40,7 @@ def project(tmp_path):
 
 
 def start(project, **variables):
-    """Start a shell that sources setup.sh and prints the path of python. PATH is only tools/."""
+    """Start a shell that sources setup.sh and prints the path of python. PATH contains only tools/."""
     own = {"PATH": str(project / "tools"), "CALLS": str(project / "calls"), "FAIL": ""}
     env = {name: x for name, x in os.environ.items() if name != "VENV"} | own | variables
     return start_process(["bash", "-c", SOURCE], project, env)
@@ -84,7 +84,7 @@ def test_a_missing_compiler_and_missing_python_headers_are_reported(project):
 
 
 def test_with_an_nvidia_gpu_setup_installs_the_cuda_requirements(project):
-    """With SETUP_WITH=tune, it also installs requirements-tune.txt."""
+    """SETUP_WITH=tune also installs requirements-tune.txt."""
     add_tool(project, "nvidia-smi", "#!/bin/bash\n")
     assert setup(project, SETUP_WITH="tune")[0] == 0
     files = ("requirements-cuda.txt", "requirements-tune.txt")

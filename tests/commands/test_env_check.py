@@ -36,7 +36,7 @@ SMALL += ["--total-timesteps=128"]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """Write the modules on the page to the current folder, and unload them after the test."""
+    """Write the modules in docs/environments.md to the current folder, and unload them later."""
     for name, text in zip(MODULES, EXAMPLES, strict=True):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -90,7 +90,7 @@ def ok(env_id, script):
 
 def test_the_commands_for_gymnax(here, monkeypatch, capsys):
     """Train, stop, resume, evaluate, and draw a GIF."""
-    sys.path.remove(str(here))  # the script must add it itself
+    sys.path.remove(str(here))  # the script must add the folder
     _, (_, *train_it), evaluate_it = words_of(1)
     _, resume_it = words_of(8)
     # Import the script here, because other tests reload it.
@@ -245,7 +245,7 @@ def write_endless(change):
 
 
 def write_limited(max_episode_steps):
-    """Register a Gymnasium environment that terminates at step 20, with the given time limit."""
+    """Write a Gymnasium environment that terminates at step 20. Return its id."""
     text = """from lander_gymnasium import *
 class MyEnv(Lander):
     def reset(self, **options):

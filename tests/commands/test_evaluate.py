@@ -312,7 +312,7 @@ PROCESSES: dict[str, Any] = {"episodes": 6, "num_envs": 2, "vectorization": "asy
 
 @pytest.mark.parametrize("flags", [ONE, PROCESSES, {"episodes": 6}])
 def test_one_simulator_per_process(flags, single, tmp_path):
-    """Each process closes its instance before it creates the next. Training sets the defaults."""
+    """Each process closes its instance before it creates the next. Defaults come from the run."""
     single.args.vectorization = "async"
     single.args.num_envs = 4
     result = play(single, **flags)

@@ -310,7 +310,7 @@ def test_a_signal_saves_checkpoints_and_the_same_command_continues(project):
 
 
 def test_two_machines_share_a_storage(project):
-    """Both use the same journal file."""
+    """Both commands use the same journal file."""
     words = [*QUICK, "--trials", 6, "--seconds", "0.1", "--storage", project / "journal"]
     commands = [start(project, *words, "--studies-dir", x) for x in ("here", "there")]
     assert [wait(project, x)[::2] for x in commands] == [(0, "")] * 2

@@ -107,7 +107,8 @@ def copy_of(tmp_path, monkeypatch):
 # === Convolutions ===============================================================================
 NETWORK = "Change the network"
 CONVOLVED = [x for x in (*PPO_SCRIPTS, *DQN_SCRIPTS) if x not in IMAGE_SCRIPTS]
-INPUTS = {"Breakout-MinAtar": 4, "envs.pixel_grid:PixelGrid-v0": 1, "ImageAim-v0": 2}  # -> channels
+# Environment id -> channels of the observations.
+INPUTS = {"Breakout-MinAtar": 4, "envs.pixel_grid:PixelGrid-v0": 1, "ImageAim-v0": 2}
 
 
 def with_convolution(text, name):

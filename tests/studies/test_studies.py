@@ -73,7 +73,7 @@ def listed_race(path, name, steps=(), /, **seconds):
     info["steps"] = list(steps)
     lines: list[Any] = [info]
     for turn, (program, each) in product(range(10), enumerate(seconds.values())):
-        speed = 1 + turn  # the machine slows down in each round
+        speed = 1 + turn  # here, the machine slows down over time
         row = {"turn": turn, "program": program, "iterations": 2, "seconds": 2 * each * speed}
         lines.append(row)
     with open(path, "a") as file:
@@ -168,7 +168,7 @@ def test_the_step_time_of_a_robot_is_the_median_over_rounds(tmp_path, monkeypatc
 
 # === GPU ========================================================================================
 def write_race(path, programs, *rounds):
-    """Append a race. Each round lists the seconds per iteration of all programs; 0 is discarded."""
+    """Append a race to a file. A round lists the seconds per iteration; round 0 is discarded."""
     lines: list[dict[str, Any]] = [
         {"programs": [f"short {x}" for x in programs], "discarded": 1},
     ]
