@@ -77,7 +77,7 @@ def test_training_works_and_resuming_is_exact(name, start, tmp_path):
 
 @pytest.mark.parametrize("name", TORCH)
 def test_the_frameworks_wait_for_each_other(name, start, tmp_path):
-    """If each kernel waits for the previous one, the results do not change."""
+    """The results are the same if the host waits for each kernel."""
     overlapped = run(start, name, tmp_path / "overlapped")
     assert overlapped == run(start, name, tmp_path / "blocking", CUDA_LAUNCH_BLOCKING="1")
 

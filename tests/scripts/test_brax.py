@@ -87,7 +87,7 @@ def test_a_restart_uses_one_of_the_initial_states_and_keeps_the_last_observation
         (first, _), steps = play(env, [1, 1, 1, 1, 0], number)
         obs, state, *_, info = steps[3]
         assert float(info["final_observation"][0]) == pytest.approx(float(first[0]) + 4)
-        assert float(steps[4][0][0]) == float(obs[0])  # action 0 adds nothing
+        assert float(steps[4][0][0]) == float(obs[0])  # action 0 does not change obs
         assert int(state.time) == 0
         found |= {float(first[0]), float(obs[0])}
         keys.add(tuple(np.asarray(state.inner.info["rng"]).tolist()))

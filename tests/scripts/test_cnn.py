@@ -299,7 +299,7 @@ def test_every_transition_of_a_custom_environment():
                 total[i], (next_obs, _) = 0, other.reset()
             np.testing.assert_array_equal(obs[i], next_obs)
     assert ends.all()
-    for x, then in kept:  # not overwritten by Gymnasium's later steps
+    for x, then in kept:  # later steps must not overwrite earlier results
         np.testing.assert_array_equal(x, then)
 
 

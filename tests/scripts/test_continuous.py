@@ -177,7 +177,7 @@ def two_rollouts(name: str) -> tuple[Any, list]:
 
 @EACH
 def test_transitions(name):
-    """VecEnv maps actions to the bounds. Storage has the actions before, and unscaled rewards."""
+    """VecEnv maps actions to the bounds. Storage keeps unclipped actions and unscaled rewards."""
     learner, storages = two_rollouts(name)
     storage = learner.script.Storage(*map(np.concatenate, zip(*storages, strict=True)))
     signal, far, step = np.moveaxis(storage.obs, -1, 0)

@@ -19,7 +19,7 @@ NUM_ENVS, NUM_STEPS, LIMIT, NUM_WORLDS = 6, 12, 8, 3
 
 @pytest.fixture(scope="module")
 def transitions():
-    """Step the pooled and the endless environment and the package's with the same keys and actions.
+    """Step three environments with the same keys and actions: pooled, endless, and the package's.
 
     Return arrays (NUM_STEPS, NUM_ENVS, ...). At the start, the player of environment 0 is dying.
     """

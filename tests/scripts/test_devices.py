@@ -125,7 +125,7 @@ def test_jax_devices_compute_the_gradient_of_the_entire_minibatch(devices):
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(4, 16, 8)).astype("f")
     obs = rng.normal(size=(16, 8, 4)).astype("f")
-    rows[0] -= 1  # logprob
+    rows[0] -= 1  # log-probabilities are negative
     action = jnp.array(rng.integers(0, 2, (16, 8)), jnp.int32)
     batch = ppo_linen.Batch(jnp.array(obs), action, *jnp.array(rows))
     key = jax.random.PRNGKey(7)

@@ -39,7 +39,7 @@ def train(name, folder, flags):
     own = ["--runs-dir", folder.parent, "--run-name", folder.name]
     assert main(name, *(dqn.SMALL + flags).split(), *own) == 0
     text = (folder / "metrics.jsonl").read_text()
-    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]  # NaN fails
+    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]  # no NaN
 
 
 # === Signals ====================================================================================
@@ -102,7 +102,7 @@ def test_stored_transitions_match_cartpole(known_run):
     obs, terminated, next_obs = (np.roll(x, -600, 0) for x in (obs, terminated, next_obs))
     begins = (obs[4:] != next_obs[:-4]).any(1)
     assert begins[terminated[:-4]].all()
-    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # some are truncated
+    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # truncated
 
 
 def test_a_checkpoint_contains_only_the_part_of_the_replay_in_use(known_run):
@@ -124,7 +124,10 @@ def test_each_environment_explores_independently(known_run):
 
 
 def test_updates_read_only_stored_transitions_and_are_counted(known_run):
-    """After step 2000, 8 steps trigger an update. Null losses before it do not mean divergence."""
+    """There is one update per 8 steps after step 2000.
+
+    Until then, the losses are null, which does not count as divergence.
+    """
     assert [row["charts/updates"] for row in known_run.rows] == [0, 0, 125]
     for name in dqn.LOSSES:
         assert [row[name] is None for row in known_run.rows] == [True, True, False]
@@ -132,7 +135,7 @@ def test_updates_read_only_stored_transitions_and_are_counted(known_run):
     found = arrays(known_run.folder)
     counts = {"train_state/step", "num_updates", "optimizer/count"} & found.keys()
     assert counts and all(found[place] == 125 for place in counts)
-    epsilons = [row["charts/epsilon"] for row in known_run.rows]  # at the last step
+    epsilons = [row["charts/epsilon"] for row in known_run.rows]  # at the last step of an iteration
     assert epsilons == pytest.approx([0.5, 0.5, 0.5 * (1 - 996 / 2000)])
 
 
@@ -152,7 +155,7 @@ def test_nothing_compiles_twice_and_only_actions_and_metrics_are_transferred(kno
 
 def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch, capsys):
     """The run is resumed before the first update."""
-    op_by_op(monkeypatch, importlib.import_module(known_run.name))  # as in the complete run
+    op_by_op(monkeypatch, importlib.import_module(known_run.name))  # as in known_run
     folder = rewind(known_run, tmp_path / "killed")
     assert main(known_run.name, "--resume", folder) == 0
     assert info(folder)["resumed"] == [2]

@@ -77,7 +77,7 @@ def test_transitions_match_single_environments(env_id, vectorization):
                 next_obs, _ = alone.reset()
                 total[i] = length[i] = 0
             np.testing.assert_array_equal(obs[i], next_obs)
-    for x, then in handed_out:  # not overwritten by Gymnasium's later steps
+    for x, then in handed_out:  # later steps must not overwrite earlier results
         np.testing.assert_array_equal(x, then)
     np.testing.assert_array_equal(np.random.get_state(legacy=False)["state"]["key"], before)
 
@@ -157,7 +157,7 @@ def test_bounds_in_float64(name):
 def test_nan_and_infinity_are_errors_that_name_environment_and_step(name, attribute, value, what):
     env = make_by(name, "Sensor-v0" if is_discrete(name) else "ContinuousSensor-v0")
     env.reset()
-    for _ in range(6):  # across a restart
+    for _ in range(6):  # episodes have four steps
         env.step(zero_action(name))
     setattr(env.envs.envs[2].unwrapped, attribute, value)
     said = f"environment 2 returned {what} with NaN or inf in step 7 "
@@ -254,7 +254,7 @@ def test_processes_started_by_an_environment_end_with_the_run(number, tmp_path):
 
 
 def failed(env_id, vectorization, tmp_path):
-    """Train until it fails. Return the last lines on the terminal."""
+    """Start a training that fails. Return the last three lines of stderr."""
     process = start_training(env_id, vectorization, tmp_path, 640)
     _, errors = process.communicate(timeout=120)  # returns when all processes have closed the pipes
     assert process.returncode == 1

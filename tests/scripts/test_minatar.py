@@ -24,8 +24,8 @@ RANDOM = (1, 0.5, 0.2, 0, 0, 0)  # fraction of random actions in each environmen
 def keep_the_ball(game, aim):
     """Return the action that moves the paddle to where the ball lands, or one column further.
 
-    With aim 0, the ball lands on the paddle and keeps its horizontal direction. With aim 1, the
-    paddle is one column further and reverses it. A random aim clears entire walls.
+    If aim is 0, the ball lands on the paddle and keeps its horizontal direction. If aim is 1, the
+    paddle goes one column further, and the ball returns. A random aim clears entire walls.
     """
     falls = game.ball_dir >= 2
     dx = 2 * ((game.ball_dir == 1) | (game.ball_dir == 2)) - 1

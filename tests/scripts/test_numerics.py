@@ -84,7 +84,7 @@ def test_loss_and_gradient_equal_numpy(learner):
 
 
 def test_update_equals_numpy(learner):
-    """The only scheduled update has eight steps, so with annealing, the next update has rate 0."""
+    """The schedule is for one update, so with annealing, the next update has learning rate 0."""
     weights, storage = random_weights(3, OBS_DIM, (8, 8), NUM_ACTIONS), random_storage(4, 16)
     learner.set_weights(weights)
     expected, metrics = reference.update(weights, storage, learner.orders(5), learner.args)
@@ -106,7 +106,7 @@ def test_rollout_and_update_are_exactly_equal_in_all_jax_scripts():
         learner.set_weights(weights)
         results: list[Any] = [np.asarray(x) for x in learner.rollout(6)]
         found = learner.update(random_storage(4, 16), 5)
-        metrics = {x: found[x] for x in (first[-2] if first else found)}  # of the first script
+        metrics = {x: found[x] for x in (first[-2] if first else found)}  # that all scripts have
         results += [metrics, reference.flatten(learner.get_weights())]
         first = first or results
         for values, expected in zip(results, first, strict=True):

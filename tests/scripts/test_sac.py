@@ -524,11 +524,11 @@ def test_stored_transitions_match_pendulum(known_run):
     np.testing.assert_array_equal(terminated, np.abs(next_obs[:, 2]) > 2)
     begins = (obs[4:] != next_obs[:-4]).any(1)
     assert begins[terminated[:-4]].all()
-    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # some are truncated
+    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # truncated
 
 
 def test_actions_are_uniform_until_learning_starts(known_run):
-    """Then the actor chooses the actions. It hardly changes at this learning rate."""
+    """Then the actor chooses actions. It hardly changes at this learning rate."""
     obs, action, *_ = stored_in(known_run.half)
     assert action.shape == (2000, 1)
     random, drawn = action[:1500, 0], action[1500:, 0]
@@ -542,7 +542,7 @@ def test_actions_are_uniform_until_learning_starts(known_run):
 
 
 def test_updates_read_only_stored_transitions_and_are_counted(known_run):
-    """There is an update per 8 steps after step 1500. Empty entries would make losses NaN."""
+    """There is one update per 8 steps after step 1500. Empty entries would make the losses NaN."""
     assert [row["charts/updates"] for row in known_run.rows] == [0, 62, 125, 125]
     assert [row["losses/td_loss"] is None for row in known_run.rows] == [True, False, False, False]
     assert known_run.rows[-1]["losses/alpha"] < known_run.rows[1]["losses/alpha"] < 1
@@ -553,7 +553,7 @@ def test_episode_statistics_match_numpy(known_run):
     _, _, reward, terminated, _ = stored_in(known_run.half)
     reward, terminated = (x.reshape(500, 4) for x in (reward, terminated))
     truncated = np.zeros((500, 4), bool)
-    length = np.zeros(4)  # so far, in each environment
+    length = np.zeros(4)  # of the current episode in each environment
     for step in range(500):
         length += 1
         truncated[step] = length == 10
@@ -624,7 +624,7 @@ def add_to_output(folder, change):
 def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch):
     """In Gymnasium, resuming starts new episodes, so use an environment with identical ones."""
     name, whole = known_run.name, known_run.folder
-    op_by_op(monkeypatch, importlib.import_module(name))  # as in the complete run
+    op_by_op(monkeypatch, importlib.import_module(name))  # as in known_run
     folder = shutil.copytree(known_run.half, tmp_path / "killed")
     if "gymnasium" in name:
         run = make_whole_run(name, tmp_path, lambda place: train(name, place, "--env-id Alike-v0"))
@@ -819,7 +819,7 @@ def test_the_replay_keeps_the_dtype_of_observations(name, tmp_path, monkeypatch)
 
 @EACH
 def test_the_size_of_a_large_replay_is_printed(name, capsys):
-    """Do not allocate 1.2 GB: use shapes, untouched pages, or a meta device."""
+    """The arrays are never filled, so the test does not need 1.2 GB of memory."""
     script = importlib.import_module(name)
     for obs_size in (9_000, 12_000):
         sizes = script.Args(buffer_size=50_000), (obs_size,), np.dtype(np.uint8), 1

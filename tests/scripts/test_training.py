@@ -300,7 +300,7 @@ def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
 def test_matmul_precision_means_the_same_in_all_scripts(name, tmp_path, monkeypatch):
     """For TF32 on a GPU, JAX needs "default": its "high" computes some products in float32."""
     script = importlib.import_module(name)
-    stop = MagicMock(side_effect=InterruptedError)  # before anything is compiled
+    stop = MagicMock(side_effect=InterruptedError)  # stops before compilation
     monkeypatch.setattr(script, "VecEnv", stop)
     names = [("highest", "highest"), ("high", "default"), ("medium", "default")]
     for precision, jax_has in names:
