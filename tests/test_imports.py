@@ -33,7 +33,7 @@ def file_of(name: str, importer: Path) -> Path | None:
     """Return the file that defines a dotted name, or None if it is outside this project."""
     parts = name.split(".")
     peers = (ROOT / "studies/peers", ROOT / "studies/control/peers")
-    folders = [ROOT, importer.parent, ROOT / "more", *peers]  # as on sys.path
+    folders = [ROOT, importer.parent, ROOT / "more", *peers]  # on sys.path in the scripts
     for end in range(len(parts), 0, -1):
         for folder in folders:
             path = folder.joinpath(*parts[:end]).with_suffix(".py")

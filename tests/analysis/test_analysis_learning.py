@@ -98,7 +98,7 @@ def test_time_to_target_is_a_median_and_infinite_if_the_target_is_missed():
     found = by(learning.targets(only_experiment(frame, iterations), KNOWN), "mode")
     row = found[LINEN]
     assert (row["target"], row["runs"], row["reached"]) == (475, 6, 6)
-    ends = 6 + 0.1 * np.array([4.5, 2, 9])  # median, first and last iteration
+    ends = 6 + 0.1 * np.array([4.5, 2, 9])  # median, fastest and slowest run
     assert [row[x] for x in ENDS] == pytest.approx(list(ends))
     assert (found[TORCH]["reached"], found[TORCH]["estimate"]) == (2, np.inf)
     assert (found[NNX]["reached"], found[NNX]["estimate"]) == (0, np.inf)

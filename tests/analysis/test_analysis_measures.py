@@ -13,7 +13,7 @@ from analysis.runs import load
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
-TWO = {COMPILE: (20.0, 0.5), TORCH: (8.0, 2.0)}  # startup and steady, in seconds
+TWO = {COMPILE: (20.0, 0.5), TORCH: (8.0, 2.0)}  # startup and time per iteration, in seconds
 THREE = {LINEN: (6.0, 0.1)} | TWO
 ALL = ("startup", "steady", "process")
 

@@ -32,7 +32,7 @@ GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])  # does not
 
 
 def sections_of(words):
-    """Return the sections of a page in which every text is one of the words."""
+    """Return the sections of a page. Every text on the page is one of the words."""
     first, text, one, two, plot, caption, note, *rest = words
     cells = pd.DataFrame([rest[2:4], [rest[4], "-"]], dtype=object)
     cells.columns = pd.Index(rest[:2], dtype=object)
@@ -75,7 +75,7 @@ def parts_of(words, out):
 
 
 def swapped(part, names):
-    """Replace each word in a part of the harmless page with the text that names maps it to."""
+    """Replace each word in a part of a parsed page with its value in names."""
     part = re.sub(r"word\d+x", lambda x: names[x[0]], part)
     return part.replace("[", "(").replace("]", ")") if part.startswith("<img") else part
 

@@ -258,7 +258,7 @@ def test_failed_runs_are_reported_from_the_log_of_benchmark_sh(tmp_path):
     events = [{"run": killed, "completed": "no", "reason": "out of memory"}]
     events += [{"run": "early", "completed": "no", "reason": "no end after 9 s"}]
     events += [{"run": "fine", "completed": "yes"}]
-    events += [{"run": folder.name, "completed": "no", "reason": "at first"}]  # later completed
+    events += [{"run": folder.name, "completed": "no", "reason": "at first"}]  # completed later
     lines = [*map(json.dumps, events), '{"half a li']
     (tmp_path / "grid" / "benchmark.jsonl").write_text("\n".join(lines))
     reasons = {f"grid/{killed}": "out of memory", "grid/early": "no end after 9 s"}

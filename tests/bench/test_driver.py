@@ -402,7 +402,7 @@ def test_a_grid_completes_after_kills_at_random_moments(project):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         with suppress(subprocess.TimeoutExpired):
-            driver.wait(0.1)  # reap it: its workers would take a zombie for a live driver
+            driver.wait(0.1)  # reap the driver: a zombie would look alive
         finish(driver)
     succeed(project, *flags)
     assert completed(project) == sorted(names_of(project, *flags))

@@ -40,7 +40,7 @@ def project(tmp_path):
 
 
 def start(project, **variables):
-    """Start a shell that sources setup.sh and prints the path of python. PATH contains only tools/."""
+    """Start a shell that sources setup.sh and prints the path of python. PATH is project/tools."""
     own = {"PATH": str(project / "tools"), "CALLS": str(project / "calls"), "FAIL": ""}
     env = {name: x for name, x in os.environ.items() if name != "VENV"} | own | variables
     return start_process(["bash", "-c", SOURCE], project, env)

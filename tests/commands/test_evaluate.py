@@ -317,7 +317,7 @@ def test_one_simulator_per_process(flags, single, tmp_path):
     single.args.num_envs = 4
     result = play(single, **flags)
     assert result["returns"] == [10.0] * flags["episodes"]
-    assert result["num_envs"] == flags.get("num_envs", 3)  # 6 is not divisible by 4
+    assert result["num_envs"] == flags.get("num_envs", 3)  # 3, as 6 is not divisible by 4
     evaluate.draw([single], evaluate.Args(runs=("some",), **flags), tmp_path / "single.gif")
     with Image.open(tmp_path / "single.gif") as file:
         assert getattr(file, "n_frames", 1) == 10
@@ -526,7 +526,7 @@ def test_frames_are_drawn_unchanged():
 
 
 class Screens(images.Arcade):
-    """With grayscale=False, frames are red, and three green values are the game, step and seed."""
+    """With grayscale=False, frames are red; the green channel stores the game, step and seed."""
 
     def observe(self):
         if self.options.get("grayscale", True):

@@ -254,7 +254,8 @@ def test_an_interrupted_trial_continues(tmp_path, capsys):
     third.set_user_attr("error", "it failed, and could not say so")
     tune.requeue(command)
     assert study.trials[-1].number == third.number and study.trials[-1].state == TrialState.FAIL
-    for seconds, state in ((0, TrialState.RUNNING), (700, TrialState.FAIL)):  # heartbeat age
+    # Seconds since the last heartbeat, and the expected state.
+    for seconds, state in ((0, TrialState.RUNNING), (700, TrialState.FAIL)):
         other.set_user_attr("heard", time.time() - seconds)
         tune.requeue(command)
         assert study.trials[other.number].state == state

@@ -310,7 +310,7 @@ def assert_alike(rows, expected):
 
 @pytest.mark.parametrize(("framework", "place"), FRAMEWORKS)
 def test_a_new_run_starts_from_trained_weights(framework, place, copy_of, tmp_path, whole_run):
-    """With a learning rate of 0, the run also ends with these weights."""
+    """The learning rate is 0, so the weights do not change during the run."""
     code = blocks("extend", "Start a new run from trained weights", "diff")[place]
     copy = copy_of(f"ppo_{framework}", f"warm_{framework}", edited, code)
     other = whole_run(f"ppo_{framework}").folder
@@ -420,7 +420,7 @@ def load_info(folder):
 
 @pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
 def test_a_linen_run_becomes_a_pytorch_agent(linen, pytorch, whole_run):
-    """Logits or means, values and log_std agree to 1e-6."""
+    """The outputs (logits or means, values, log_std) agree to 1e-6."""
     folder = whole_run(linen).folder
     obs = observations(folder, 300)
     with torch.no_grad():

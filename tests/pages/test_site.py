@@ -157,7 +157,7 @@ def test_a_missing_package_is_a_one_line_error():
 
 
 def test_the_page_shows_code_verbatim(built):
-    """In the excerpts, every line is an HTML element."""
+    """The page shows each line of an excerpt in a separate HTML element."""
     page = built.read_text()
     excerpts = re.findall("<pre>(.*?)</pre>", page, re.DOTALL)
     shown = [html.unescape(re.sub("</?(span|wbr)[^<>]*>", "", x)) for x in excerpts]
@@ -289,7 +289,7 @@ def test_without_measurements_outside_jax_there_is_no_control_for_them(tmp_path,
 
 
 def wait_for(page, *names):
-    """Wait until the status message and the address show these scripts side by side."""
+    """Wait until the status message and the address show the scripts side by side."""
     page.locator(f"#said:text-is('Side by side: {', '.join(names)}')").wait_for(state="attached")
     assert page.url.endswith("#" + "..".join(names))
 

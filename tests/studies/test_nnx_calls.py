@@ -33,7 +33,7 @@ def test_the_figure_is_drawn(tmp_path):
 
 # === docs/nnx.md ================================================================================
 def test_excerpts_match_the_scripts():
-    """The line above each Python block names the file that contains it."""
+    """The line above each Python block names the script that contains the excerpt."""
     page = (ROOT / "docs/nnx.md").read_text()
     blocks = re.findall(r"From (ppo_\w+\.py):\n\n```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == page.count("```python") > 0

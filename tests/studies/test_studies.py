@@ -73,7 +73,7 @@ def listed_race(path, name, steps=(), /, **seconds):
     info["steps"] = list(steps)
     lines: list[Any] = [info]
     for turn, (program, each) in product(range(10), enumerate(seconds.values())):
-        speed = 1 + turn  # here, the machine slows down over time
+        speed = 1 + turn  # the machine slows down over time
         row = {"turn": turn, "program": program, "iterations": 2, "seconds": 2 * each * speed}
         lines.append(row)
     with open(path, "a") as file:
@@ -83,7 +83,7 @@ def listed_race(path, name, steps=(), /, **seconds):
 
 def test_tables_of_a_race(tmp_path):
     path = listed_race(tmp_path / "races.jsonl", "one, small", a=9.0, b=9.0)
-    listed_race(path, "one, small", a=0.002, b=0.004)  # replaces the race with this name
+    listed_race(path, "one, small", a=0.002, b=0.004)  # replaces the race of the same name
     listed_race(path, "one, large", a=0.2, c=0.1)
     listed_race(path, "two", a=1.0, b=1.0)
     assert tables.race_table(path, "one, small").cells.to_numpy().tolist() == [
@@ -224,7 +224,7 @@ def test_doors_runs_are_gathered_and_drawn(tmp_path, capsys):
 # === Vectorization ==============================================================================
 @pytest.mark.parametrize("way", [x for x in step.WAYS if x != "envpool"])
 def test_every_way_of_stepping_continues_after_episodes_end(way):
-    actions = np.zeros((300, 2), np.int32)  # always left, so episodes end
+    actions = np.zeros((300, 2), np.int32)  # always push left, so that episodes end
     make = step.in_gymnax if way.startswith("gymnax") else step.in_gymnasium
     run = make(way, 2, actions)
     run()

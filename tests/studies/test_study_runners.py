@@ -221,7 +221,7 @@ def call_library(file, tmp_path, *words):
     code = f"import library, runpy, sys; sys.path[0] = {str(file.parent)!r}\n"
     code += f"runpy.run_path({str(file)!r}, run_name='__main__')"
     own = {"PYTHONPATH": str(tmp_path), "CALLED_WITH": str(tmp_path / "called.json")}
-    own["RUN_INFO"] = '{"os": "Linux-6", "cpu": "Fast", "cores": 3}'  # as benchmark.sh does
+    own["RUN_INFO"] = '{"os": "Linux-6", "cpu": "Fast", "cores": 3}'  # set by benchmark.sh
     subprocess.run([sys.executable, "-c", code, *words], env=os.environ | own, check=True)
     return json.loads((tmp_path / "called.json").read_text())
 
@@ -289,7 +289,7 @@ def make_checkout(file, text, tmp_path):
 def test_a_script_of_another_project_must_be_unmodified(tmp_path, monkeypatch, capsys):
     commit = make_checkout("cleanrl/ppo.py", CLEANRL, tmp_path)
     monkeypatch.syspath_prepend(ROOT / "studies/peers")
-    monkeypatch.chdir(tmp_path)  # restored after main() changes it
+    monkeypatch.chdir(tmp_path)  # pytest undoes the chdir in main()
     peer = importlib.import_module("ppo_cleanrl")
     words = ["--checkout", str(tmp_path / "checkout"), "--runs-dir", str(tmp_path / "runs")]
     words = ["peer", *words, "--total-timesteps", str(3 * 8192 + 1)]
