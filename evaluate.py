@@ -145,7 +145,7 @@ def load_script(name: str, scripts: tuple[Path, ...]) -> Any:
         fail(f"There is no {name}.py next to evaluate.py: add --script path/to/{name}.py")
     spec: Any = importlib.util.spec_from_file_location(name, file)
     script = importlib.util.module_from_spec(spec)
-    sys.modules[name] = script  # dataclasses and pickle look it up there
+    sys.modules[name] = script  # dataclasses and pickle look up the module there
     sys.path.append(str(file.parent))  # for the imports of the script
     try:
         spec.loader.exec_module(script)
@@ -267,7 +267,7 @@ class GymnasiumEnvs:
         self.env.action_space.seed(args.seed)
 
     def can_render(self, env_id: str) -> bool:
-        """Return whether render works. For MinAtar, draw observations instead, as with gymnax."""
+        """Return whether to call render; for MinAtar, draw observations instead, as in gymnax."""
         modes = self.env.envs.metadata.get("render_modes", ())
         return "rgb_array" in modes and "MinAtar/" not in env_id
 
@@ -425,7 +425,7 @@ def format_mean(summary: dict[str, Any]) -> str:
 
 # === Seeds ======================================================================================
 def settings_of(run: Run) -> str:
-    """Return a text that is equal for runs that differ only in their seed."""
+    """Return a string that is equal for runs that differ only in their seed."""
     ignored = {"seed", "num_agents", "run_name", "runs_dir", "resume", "save_every", "track"}
     settings = {name: x for name, x in vars(run.args).items() if name not in ignored}
     return f"{run.script.__file__}, {run.iteration} iterations, {settings}"
@@ -440,7 +440,8 @@ def compare(a: list[float], b: list[float]) -> str:
         return f"{start}, but one seed in a group is too few for a conclusion"
     lower, upper = difference, difference
     if np.ptp(a) or np.ptp(b):
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # equal values
+        # SciPy warns if all values in a group are equal.
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
             test = stats.ttest_ind(high, low, equal_var=False)
         lower, upper = test.confidence_interval()
     verdict = "a significant difference" if lower > 0 else "no significant difference"
@@ -484,7 +485,7 @@ def draw_observation(obs: np.ndarray) -> np.ndarray:
         return obs if obs.shape[-1] == 3 else obs[..., -1:].repeat(3, -1)  # the latest frame, gray
     if obs.ndim in (2, 3):
         channels = obs.reshape(*obs.shape[:2], -1) > 0
-        numbers = (channels * np.arange(1, channels.shape[-1] + 1)).max(-1)  # the last channel wins
+        numbers = (channels * np.arange(1, channels.shape[-1] + 1)).max(-1)  # draw the last channel
         colors = colormaps["tab10"].with_extremes(under="black")
         return colors(numbers - 1, bytes=True)[..., :3]
     values = stats.logistic.cdf(obs.ravel())

@@ -7,9 +7,9 @@
     python race.py --study studies/control  # the missing races of a study
 
 All programs start, compile and are paused. Then they run interleaved: in each round, every program
-has a turn of one second while the others are paused. Other load on the machine affects all of them
-alike, so the ratio of two programs within a round varies much less than their times. The race ends
-when each ratio is known to within --within, or after --turns rounds.
+has a turn of one second while the others are paused. Other load on the machine slows all programs
+equally, so the ratio of two programs within a round varies much less than their times. The race
+ends when each ratio is known to within --within, or after --turns rounds.
 
 A program is a script of this project, a copy of one, or a command in quotes. Flags after -- are
 passed to all scripts; for a flag of a single script, quote the script and the flag together. For
@@ -49,14 +49,14 @@ from bench import machine
 from bench.interleave import Interleaved, Program, Runner, Settings
 
 DISCARDED = 2  # rounds at the start, while caches fill and the clock frequency settles
-MIN_TURNS = 10  # further rounds before a race may end
+MIN_TURNS = 10  # minimum number of rounds after these
 PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "torch", "numpy", "gymnax", "gymnasium")
 
 
 @dataclass
 class Args(Settings):
     programs: tyro.conf.Positional[tuple[str, ...]] = ()  # scripts, or commands in quotes
-    study: Path | None = None  # run the races in its races.toml that are not in its races.jsonl
+    study: Path | None = None  # study folder; run the missing races of its races.toml
     within: float = 0.03  # end when each ratio is known to within this fraction
     steps: tuple[int, ...] = ()  # environment steps per progress line of each program with @TEXT
     out: Path | None = None  # output file; default a new file in races/
@@ -208,7 +208,7 @@ def missing_races(study: Path) -> list[Listed]:
 
 
 def race_study(args: Args) -> list[str]:
-    """Run the missing races of a study, and return failures; a stopped race is not saved."""
+    """Run the missing races of a study, and return the failures; a stopped race is not saved."""
     assert args.study is not None
     failures = []
     missing = missing_races(args.study)
@@ -255,7 +255,7 @@ def run_race(args: Args, flags: Sequence[str], listed: Listed | None = None) -> 
 def follow(
     interleaved: Interleaved, programs: list[Program], race: Race, args: Args, file: IO[str]
 ) -> list[str]:
-    """Race until each ratio is known, update the table meanwhile, and return failures."""
+    """Run rounds until each ratio is known, updating the table; return the failures."""
     failures = []
     console = Console(highlight=False, soft_wrap=True)
     with Live("Starting and compiling all programs.", console=console, auto_refresh=False) as live:

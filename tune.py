@@ -6,9 +6,9 @@
     python tune.py path/to/mine.py                # an edited copy of a script
 
 Any other flags are passed on to the script and stay fixed. Each trial trains with several seeds. At
-the end, the best settings and the defaults train again with seeds that no trial used: only those
-returns are an unbiased estimate. Results are written to tuned/NAME. If it is stopped or killed, run
-the same command again to continue.
+the end, the best settings and the defaults train again with seeds that no trial used: only their
+returns are an unbiased estimate. Results are written to tuned/NAME. If tune.py is stopped or
+killed, run the same command again to continue.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class Args:
     space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # NAME=LOW:HIGH[:log], =A,B,C or =none
     sampler: Literal["tpe", "random"] = "tpe"  # algorithm that proposes settings
     pruner: Literal["hyperband", "none"] = "hyperband"  # algorithm that stops unpromising trials
-    seed: int = 1  # seed of the sampler; scripts get 1 to num_seeds
+    seed: int = 1  # seed of the sampler; trials train with seeds 1 to num_seeds
     timeout: float = 86_400.0  # seconds after which a run or an evaluation counts as hanging
     study: str = ""  # name of the study; default SCRIPT__ENVIRONMENT
     studies_dir: str = "tuned"  # folder with one folder per study
@@ -90,9 +90,9 @@ from analysis.schema import clean
 from bench import processes
 
 HERE = Path(__file__).resolve().parent
-# Search space; settings that the script does not have are skipped. LOW:HIGH is uniform, with :log
-# log-uniform. A,B,C is a choice between these values and the default. Values that the script
-# rejects are dropped.
+# Search space; settings that the script does not have are skipped. LOW:HIGH is uniform, or
+# log-uniform with :log. A,B,C is a choice between these values and the default. Values that the
+# script rejects are dropped.
 SPACE = {
     "learning_rate": "1e-5:1e-2:log",
     "anneal_lr": "True,False",
@@ -128,11 +128,12 @@ SAC_SPACE = {
 GIVEN = {"seed", "runs_dir", "run_name", "resume"}
 NOT_SEARCHED = GIVEN | {"save_every", "save_replay", "track", "matmul_precision"}
 NOT_SEARCHED |= {"env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions"}
-HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., the held-out runs with 1001, 1002, ...
-TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # first seeds of their evaluations
+HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., held-out runs with seeds 1001, 1002, ...
+TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # evaluation seeds
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-HEARTBEAT, SILENCE = 60, 600  # seconds between heartbeats, and after which a trial is lost
-STEPS = 90  # number of steps that a trial reports; Hyperband prunes after a ninth and a third
+HEARTBEAT = 60  # seconds between heartbeats
+SILENCE = 600  # seconds without a heartbeat after which a trial counts as interrupted
+STEPS = 90  # progress reports per trial; Hyperband prunes after a ninth and a third of them
 GRACE = 60  # seconds from SIGTERM, which makes a script save a checkpoint, to SIGKILL
 
 
@@ -154,11 +155,11 @@ class Command:
 
     args: Args
     words: list[str]  # script flags for all runs
-    defaults: dict[str, Any]  # script arguments with those flags, by name
+    defaults: dict[str, Any]  # script arguments after applying `words`, by name
     space: dict[str, Any]  # setting -> Optuna distribution
     folder: Path  # the folder of the study
     study: optuna.Study
-    trials: Path  # folder for the runs, unique to this study
+    trials: Path  # folder for the runs of this study only
     place: str  # host name and path of `trials`
     mark: str = field(default_factory=processes.new_mark)  # identifies the processes of all runs
     stop: threading.Event = field(default_factory=threading.Event)  # set by a signal
@@ -205,7 +206,7 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
     for name in fixed & GIVEN:
         fail(f"--{name.replace('_', '-')} cannot be set: tune.py sets it for each run")
     if "train_frequency" in known:
-        fixed.add("num_steps")  # in DQN and SAC, the steps between log entries
+        fixed.add("num_steps")  # in DQN and SAC, num_steps sets how often metrics are logged
     space = SPACE
     if "norm_obs" in known:
         space = SPACE | CONTINUOUS_SPACE
@@ -293,7 +294,7 @@ def words_of(settings: dict[str, Any]) -> list[str]:
 def locked(path: Path, why_not: str, seconds: float = 0) -> Generator[list[int]]:
     """Hold a file lock; fail if another process still holds it after `seconds`.
 
-    Yield the file descriptor. A process that inherits it holds the lock until it ends.
+    Yield a list with the file descriptor. A process that inherits it holds the lock until its end.
     """
     descriptors: list[int] = []
     lock = FileLock(path, timeout=seconds, on_acquired=descriptors.append)
@@ -374,7 +375,7 @@ def train(command: Command, folder: Path, settings: dict, seed: int, watch: Call
         if checkpoints(folder):
             words = ["--resume", str(folder), "--env-id", command.defaults["env_id"]]
         else:
-            shutil.rmtree(folder, ignore_errors=True)  # killed before the first checkpoint
+            shutil.rmtree(folder, ignore_errors=True)  # a run killed before its first checkpoint
             given = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
             words = [*command.words, *words_of(settings), *words_of(given)]
         run(command, [str(command.args.script), *words], Path(f"{folder}.log"), watch, locks)
@@ -405,13 +406,13 @@ def evaluate(command: Command, folders: list[Path], seed: int, watch: Callable) 
 
 # === Trials =====================================================================================
 def counted(study: optuna.Study, *which: TrialState) -> list[FrozenTrial]:
-    """Return the trials in the given states (default all), without those continued by others."""
+    """Return the trials in the given states (default: all), except those that another continues."""
     trials = study.get_trials(deepcopy=False, states=which or None)
     return [x for x in trials if x.state != TrialState.FAIL or "error" in x.user_attrs]
 
 
 def run_of(trial: FrozenTrial | optuna.Trial, trials: Path, seed: int | str) -> Path:
-    """Return the run folder for a trial and seed; a trial shares it with the one it continues."""
+    """Return the run folder for a trial and seed; requeued trials use the folder of the first."""
     number = int(trial.user_attrs.get("goes_on", trial.number))
     return trials / f"{number:04d}-seed-{seed}"
 
@@ -422,7 +423,7 @@ def work(command: Command) -> None:
     try:
         while not command.stop.is_set():
             with command.lock:
-                waiting = counted(study, TrialState.WAITING)  # the defaults, or interrupted trials
+                waiting = counted(study, TrialState.WAITING)  # the defaults, or requeued trials
                 if not waiting and len(counted(study)) >= command.args.trials:
                     return
                 trial = study.ask(command.space)
@@ -441,17 +442,19 @@ def requeue(command: Command) -> None:
     """
     for trial in counted(command.study, TrialState.RUNNING):
         # Another machine may be running the trial. A container or a Slurm job may restart under
-        # another name, so a long time without a heartbeat also counts as an interruption.
+        # a different host name, so a long time without a heartbeat also counts as an interruption.
         is_ours = not command.args.storage or trial.user_attrs.get("place") == command.place
         heard = trial.user_attrs.get("heard", 0.0)
-        if not heard and trial.datetime_start:  # add a day: this date has no time zone
+        # Without a heartbeat, use the start. Add a day, because it has no time zone.
+        if not heard and trial.datetime_start:
             heard = trial.datetime_start.timestamp() + 86_400
         if is_ours or time.time() > heard + SILENCE:
             try:
                 command.study.tell(trial.number, state=TrialState.FAIL)
             except (ValueError, UpdateFinishedTrialError):
                 continue  # another process has already ended it
-            if "error" not in trial.user_attrs:  # otherwise it failed and could not report it
+            # A trial with an error failed, but its process ended before it told Optuna.
+            if "error" not in trial.user_attrs:
                 settings = trial.system_attrs.get("fixed_params", {}) | trial.params
                 first = trial.user_attrs.get("goes_on", trial.number)
                 command.study.enqueue_trial(settings, {"goes_on": first})
@@ -513,7 +516,7 @@ def train_and_evaluate(command: Command, trial: optuna.Trial) -> list[float]:
     for i, folder in enumerate(folders):
         train(command, folder, trial.params, 1 + i, watch)
         value = last_return(read_rows(folder))
-        if value is not None:  # enough episodes ended
+        if value is not None:  # None if too few episodes finished
             recent.append(value)
             report(stats.trim_mean(recent, 0.25), 1 + i)
     return evaluate(command, folders, TRIAL_EPISODES, watch)
@@ -586,7 +589,7 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
     num_seeds = command.args.fresh_seeds
     defaults = {name: command.defaults[name] for name in command.space}
     trials = counted(command.study, TrialState.COMPLETE)
-    watch = command.stop.is_set  # these runs report no progress
+    watch = command.stop.is_set  # has no effect: these runs report no progress
     trainings = []
     for name, settings in (("defaults", defaults), (f"trial-{best.number:04d}", best.params)):
         for seed in range(HELD_OUT + 1, HELD_OUT + 1 + num_seeds):
@@ -777,7 +780,7 @@ def tune(command: Command) -> None:
 
 def main(args: Args, words: list[str]) -> None:
     logging.disable(logging.WARNING)  # Optuna and MLflow log every step
-    warnings.simplefilter("ignore")  # such as defaults outside a range, or intervals from one seed
+    warnings.simplefilter("ignore")  # for example about intervals from a single seed
     command = begin(args, words)
     guard = processes.Guard(command.mark, GRACE)
     status = 1  # exit status if a script was stopped by a signal that tune.py did not get

@@ -82,7 +82,8 @@ def mix(color: str, other: str, weight: float) -> str:
 def styles(modes: pd.DataFrame, hues: dict[str, str] | None = None) -> dict[str, Style]:
     """Return the style of every variant, in the given order.
 
-    modes has the columns mode and framework. hues maps frameworks to hues, which extend or override the defaults.
+    modes has the columns mode and framework. hues maps frameworks to hues, which
+    extend or override the defaults.
     """
     frameworks = dict(zip(modes["mode"], modes["framework"], strict=True))
     known = FAMILIES | (hues or {})

@@ -55,13 +55,13 @@ from gymnax.environments.spaces import Box, Discrete
 ROOT = Path(__file__).resolve().parents[1]
 NUM_ENVS, NUM_STEPS = 16, 2_000  # random steps in gymnax
 STEPS, SECONDS = 5_000, 20  # random steps in Gymnasium, whichever limit comes first
-REPEATED_STEPS = 300  # taken again with the same seed
+REPEATED_STEPS = 300  # first steps, which must be the same when repeated with the same seed
 PROGRESS_AFTER = 2.0  # seconds between progress lines
 PATIENCE = 120.0  # seconds after which a call into the environment counts as hanging
-ASYNC_SECONDS = 1.5  # duration of the speed measurement for each number of environments
+ASYNC_SECONDS = 1.5  # duration of each speed measurement
 ASYNC_PATIENCE = 60.0  # seconds for one measurement, including the start of the environments
 ASYNC_GAIN = 1.2  # minimum speed-up for which async is recommended
-ATARI_ENVS = 8  # the default of the scripts for images
+ATARI_ENVS = 8  # default num_envs of the image scripts
 CNN = "more/ppo_cnn_linen_gymnasium.py"
 MIN_IMAGE = 5  # minimum pixels per side for SMALL_CONVS
 MIN_LARGE_IMAGE = 36  # minimum pixels per side for the default convolutions
@@ -112,7 +112,7 @@ def check_types(env: Any, params: Any, is_continuous: bool, space: Any) -> None:
     must(getattr(obs, "shape", None) == space.shape, rule)
     before = types_of(obs, state)
     must("key<" not in str(before), "random keys in state must come from jax.random.PRNGKey")
-    # reset may return weakly typed arrays; the scripts make them strong.
+    # reset may return weakly typed arrays; the scripts remove the weak types.
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     action = jax.ShapeDtypeStruct((), jnp.int32)
     if is_continuous:
@@ -172,7 +172,7 @@ def check_random_play(env: Any, params: Any, space: Any) -> None:
     @jax.jit
     def play(key):
         obs, state = jax.vmap(env.reset)(jax.random.split(key, NUM_ENVS))
-        state = jax.tree.map(lambda x: x.astype(x.dtype), state)  # strong types
+        state = jax.tree.map(lambda x: x.astype(x.dtype), state)  # remove weak types
         start = (state, obs.min(0), obs.max(0))
         return jax.lax.scan(step, start, jax.random.split(key, NUM_STEPS))
 
@@ -200,7 +200,7 @@ def check_random_play(env: Any, params: Any, space: Any) -> None:
     has_step_env = getattr(type(env), "step_env", Environment.step_env) is not Environment.step_env
     if has_step_env and hasattr(state, "time") and limit is not None:
         check_time_limit(env, params, state, int(limit))
-        limit = None  # episode lengths add no information
+        limit = None  # already checked, so episode lengths do not matter
     if hasattr(env, "render"):
         must_be_image(env.render(jax.tree.map(lambda x: np.asarray(x[0]), state), params))
     check_episode_ends(episodes, limit, reward.size)
@@ -288,7 +288,7 @@ def check_gymnasium(env_id: str) -> Checked:
     try:
         with watchdog.watch("the constructor"):
             env = make()
-    except gymnasium.error.DependencyNotInstalled as error:  # names the package
+    except gymnasium.error.DependencyNotInstalled as error:  # the error names the package
         fail(str(error))
     for part in ("action_space", "observation_space"):
         must(hasattr(env, part), f"{name} has no {part}, which Gymnasium needs")
@@ -323,7 +323,7 @@ def check_gymnasium(env_id: str) -> Checked:
 
 
 def how_to_flatten(env: Any, env_id: str) -> str:
-    """Return the lines that register the environment with flat observations, if that works."""
+    """Return advice: lines that register the environment with flat observations, if that works."""
     try:
         flat = gymnasium.wrappers.FlattenObservation(env)
         flat.reset(seed=0)
@@ -358,7 +358,7 @@ class Played(NamedTuple):
     episodes: list[tuple[int, bool]]  # length, and whether it terminated
     num_steps: int
     step_seconds: float  # total duration of all calls to step
-    reset_seconds: float  # the same for reset, without the first call, which may load files
+    reset_seconds: float  # the same for reset, except the first call, which may load files
 
 
 def play(env: Any, limit: int | None, steps: int, watchdog: Watchdog) -> Played:
@@ -467,7 +467,7 @@ def check_render(make: Any, modes: Any, watchdog: Watchdog) -> None:
             if env.render_mode == "rgb_array":
                 image = env.render()
             env.close()
-    except TypeError as error:  # raised by Gymnasium; lists the arguments of __init__
+    except TypeError as error:  # the Gymnasium error lists the arguments of __init__
         must("render_mode" not in str(error), rule)
         raise
     except Exception as error:  # for example from MuJoCo without a display

@@ -17,7 +17,7 @@ vectors of length 15: the row and the column of the agent, and the column of the
 
 With the settings of this command, agents solve all layouts; see studies/doors.
 
-doors.py is the same game for gymnax, and imports its rules from this file. This file does not
+doors.py is the same game for gymnax, and imports the rules from this file. This file does not
 import JAX, so that PyTorch scripts start faster.
 
 The task comes from a public comparison of DQN in PyTorch and Flax, engyasin/ilsurvey on GitHub.
@@ -42,7 +42,7 @@ LIMIT = 50  # time limit in steps; a shortest path has at most 28
 
 
 def neighbor(row: int, column: int, move: tuple[int, int]) -> tuple[int, int]:
-    """Return the square after a move. The wall and the border stop it."""
+    """Return the square after a move. The agent cannot enter the wall or leave the grid."""
     to = row + move[0], column + move[1]
     inside = 0 <= to[0] < SIZE and 0 <= to[1] < SIZE
     return to if inside and (to[0] != WALL or to[1] in GAPS) else (row, column)
@@ -70,8 +70,8 @@ def layout(a: Any, b: Any) -> tuple[Any, Any]:
 def scramble(x: Any) -> Any:
     """Hash 32 bits to 31 bits.
 
-    Python integers do not overflow as in JAX, so a mask removes the high bits. It has 31 bits
-    because JAX does not accept a 32-bit constant.
+    Python integers do not overflow as in JAX, so a mask removes the high bits. The mask has
+    31 bits because JAX does not accept a 32-bit constant.
     """
     for _ in range(2):
         x = (x ^ x >> 16) * 0x45D9F3B & 0x7FFFFFFF
@@ -162,5 +162,5 @@ class DoorsGymnasium(gymnasium.Env):
 
 
 gymnasium.register("Doors-v0", f"{__name__}:DoorsGymnasium")
-SHORT = {"max_steps_in_episode": 15}  # as in the public comparison; few layouts can be solved
+SHORT = {"max_steps_in_episode": 15}  # as in the public comparison; too short for most layouts
 gymnasium.register("DoorsShort-v0", f"{__name__}:DoorsGymnasium", kwargs=SHORT)

@@ -16,4 +16,4 @@ class MemoryChain30(MemoryChain):
         return EnvParams(memory_length=30)
 
     def observation_space(self, params: EnvParams) -> spaces.Box:
-        return spaces.Box(-1, 1, (self.num_bits + 2,))  # the bit is -1 or 1; gymnax says 0 to 1
+        return spaces.Box(-1, 1, (self.num_bits + 2,))  # the bit is -1 or 1; gymnax declares 0 to 1

@@ -55,8 +55,8 @@ LETTERS = {
 }
 PLAIN = "p"
 BETWEEN = "¦"  # separates the tokens of a line; occurs in no script
-BREAK = re.compile(r"(?<=[(\[=])|(?=\.[a-z_])")  # after a bracket, and before a dot
-Line = list[tuple[str, str]]  # CSS classes and texts
+BREAK = re.compile(r"(?<=[(\[=])|(?=\.[a-z_])")  # after ( [ or =, and before a dot
+Line = list[tuple[str, str]]  # CSS class and text of each token
 
 
 class BuildError(Exception):
@@ -136,7 +136,7 @@ def add_notes(root: Path, scripts: dict[str, Any]) -> None:
 
 
 def prose(text: str) -> Markup:
-    """Return a sentence from a file of this project as HTML, with `code`."""
+    """Return a sentence from a project file as HTML; backticks become <code> elements."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
@@ -152,7 +152,7 @@ def read_excerpts(root: Path, sources: list[dict[str, str]], link: str) -> list[
         made: dict[str, Any] = {"lines": [line_of(x) for x in highlight(code)]}
         places = [(x["file"], x["name"]) for x in sources[i : i + 2]]
         if len(set(places)) == len(places):
-            lines = f"#L{start}-L{end}" if link.startswith("http") else ""  # on GitHub
+            lines = f"#L{start}-L{end}" if link.startswith("http") else ""  # GitHub anchor
             made |= {"place": ", ".join(places[0]), "link": f"{link}/{source['file']}{lines}"}
         shown.append(made)
     return shown
@@ -213,7 +213,7 @@ def is_part(cell: Cell, other: Cell) -> bool:
 
 
 def text(value: object) -> str:
-    """Return a text from a study as escaped HTML, on one line."""
+    """Return a value from a study as escaped HTML, on one line."""
     return str(escape(page.one_line(value)))
 
 
@@ -275,7 +275,7 @@ def build(root: Path, link: str) -> str:
         "lines": lines,
         "cells": cells,
         "outside": outside,
-        # Quantiles of Student's t distribution by degrees of freedom, from 1.
+        # Quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
         "t": [round(float(student.ppf((1 + stats.CONFIDENCE) / 2, x)), 4) for x in range(1, most)],
         "farthest": measures.FARTHEST,
     }

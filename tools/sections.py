@@ -48,7 +48,7 @@ CONTINUOUS_IN_GYMNASIUM = scripts("ppo", "continuous, Gymnasium")
 CONTINUOUS_SCRIPTS = (*CONTINUOUS_IN_GYMNAX, *CONTINUOUS_IN_GYMNASIUM)
 IMAGE_SCRIPTS = scripts("ppo", "images")
 IMAGES_IN_TORCH = scripts("ppo", "images", "torch")
-# Pairs of scripts that differ only in the environments: in JAX and in Gymnasium.
+# Pairs of corresponding scripts, for environments in JAX and in Gymnasium.
 PPO_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in GYMNASIUM_SCRIPTS]
 CONTINUOUS_PAIRS = [(x, f"{x}_gymnasium") for x in CONTINUOUS_IN_GYMNAX if f"{x}_gymnasium" in ROWS]
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
@@ -64,7 +64,7 @@ IN_JAX = (*IN_LINEN, *IN_NNX, *IN_EQUINOX)
 RNN_IN_JAX = but(RNN_SCRIPTS, *scripts("torch"))
 CONTINUOUS_IN_JAX = but(CONTINUOUS_SCRIPTS, *scripts("torch"))
 CONTINUOUS_IN_TORCH = but(CONTINUOUS_SCRIPTS, *CONTINUOUS_IN_JAX)
-# The eager and the compiled script.
+# The eager and the compiled PyTorch script for continuous actions in Gymnasium.
 ROBOTS_IN_TORCH = but(CONTINUOUS_IN_TORCH, *CONTINUOUS_IN_GYMNAX)
 
 # Section -> groups of scripts with the same text; the first script represents its group.
