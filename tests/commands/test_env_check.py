@@ -51,7 +51,7 @@ def here(tmp_path, monkeypatch):
 
 # === Commands on the page =======================================================================
 def words_of(block):
-    """Return the commands in a code block of the page, each as a list of Python arguments."""
+    """Return the commands in a code block on the page, each as a list of Python arguments."""
     lines = COMMANDS[block].replace("~/ppo-rosetta", str(ROOT)).splitlines()
     return [shlex.split(line)[1:] for line in lines]
 
@@ -320,7 +320,7 @@ def bounded(self, action):
 @pytest.mark.parametrize("dtype", ["np.float32", "np.float64"])
 @pytest.mark.parametrize("side", ["low", "high"])
 def test_actions_at_both_bounds_are_tested(dtype, side):
-    """Rounding 0.1 to float32 must not move a bound out of the space, and both bounds are sent."""
+    """The check sends both bounds. Rounding 0.1 to float32 must not move them out of the space."""
     env_id = write_gymnasium(TENTH.format(dtype))
     text = Path("given.py").read_text() + BOUNDED
     Path("given.py").write_text(text.replace("EXTRA", "True"))
@@ -484,7 +484,7 @@ def test_the_speed_of_a_vector_environment(monkeypatch):
     class Arcade(images.Arcade):
         action_space = MultiDiscrete([3, 3])
 
-        def reset(self, *, seed=None, options=None):  # an array, or an int as in ale-py
+        def reset(self, *, seed=None, options=None):  # seed may be an int, as in ale-py
             seeds = None if seed is None else np.full(self.num_envs, seed)
             return super().reset(seed=seeds, options=options)
 

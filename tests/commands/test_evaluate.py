@@ -543,7 +543,7 @@ if "ALE/Screens-v5" not in gymnasium.registry:
 
 
 def test_a_gif_shows_the_screens_of_an_atari_game_in_color(monkeypatch):
-    """The GIF continues with the next game, and has the same seed as the evaluation."""
+    """The GIF continues with the next game, and uses the same seed as the evaluation."""
     images.stand_in_for_ale_py(monkeypatch)
     run = stand_in("ALE/Screens-v5", script=ppo_cnn_torch_gymnasium)
     seen = []

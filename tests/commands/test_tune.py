@@ -387,7 +387,7 @@ def test_if_all_trials_fail_the_error_is_one_line(project):
 
 
 def test_a_failure_with_the_default_settings_ends_the_study(project):
-    """The script reports the error. Once it is fixed, the same command continues."""
+    """The script reports the error. Once its cause is fixed, the same command continues."""
     words = [*QUICK, "--trials", 2]
     sentence = "fake.py ended with status 2: --env-id: a package is missing\n"
     assert run(project, *words, **{"0000-": "refused"})[::2] == (2, sentence)

@@ -52,7 +52,7 @@ def test_links_lead_to_files_and_headings(path):
 
 # === Numbers ====================================================================================
 def test_numbers_in_the_documents_match_the_studies(capsys):
-    """`python -m tools.docs` generates the blocks with numbers. Manual edits of a block are errors."""
+    """`python -m tools.docs` generates the blocks with numbers; manual edits are errors."""
     assert docs.write(check=True) == 0, capsys.readouterr().out
     texts = [x.read_text() for pattern in docs.FILES for x in ROOT.glob(pattern)]
     assert sum(x.count("<!-- end -->") for x in texts) == sum(
