@@ -25,7 +25,7 @@ from typing import Any
 
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 CGROUP = Path("/sys/fs/cgroup/cpu.max")
-# The kernel kills the process when its parent dies.
+# With this prefix, the kernel kills a process when its parent dies.
 DIE_TOO = ["setpriv", "--pdeathsig", "KILL"]
 
 

@@ -31,11 +31,12 @@ SCRIPTS = {  # script -> framework and method
     "ppo_nnx": ("nnx", AFTER),
     "ppo_torch_compile": ("torch", AFTER),
 }
+# Pairs of methods; the tables show the time of the first / the time of the second.
 PAIRS = (
     (VMAP, AFTER),
     (VMAP, BESIDE),
     (SCAN, VMAP),
-)  # divide the first time by the second
+)
 LOOKS = {
     VMAP: {"color": figures.BLUE, "marker": "o"},
     SCAN: {"color": figures.SKY, "marker": "^"},
@@ -49,7 +50,7 @@ KEYS = ["framework", "way", "agents"]
 def programs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per program, or per group of processes side by side.
 
-    Each repeat uses a separate block of 1,000 seeds, so the seed of the first agent determines it.
+    Each repeat uses a separate block of 1,000 seeds, so the first seed determines the repeat.
     """
     runs = timed(runs).dropna(subset=["process"])
     runs = runs[runs["mode"].str.split(", ").str[0].isin(SCRIPTS)]
@@ -125,7 +126,7 @@ def rate_table(table: pd.DataFrame) -> Table:
     """Return the highest steps per second over all N, by framework (rows) and method (columns)."""
     thousands = table.assign(thousands=table["rate"] / 1000)
     frame = stats.of_groups(thousands, KEYS, "thousands", stats.geometric_mean)
-    # Except for rounding, processes have the same rate for every N: show the smallest N.
+    # The rate of separate processes is the same for every N, so show the smallest N.
     rates = frame.sort_values("agents")["estimate"].round(6)
     frame = frame.loc[rates.groupby([frame["framework"], frame["way"]], sort=False).idxmax()]
     frame = frame.replace({"framework": FRAMEWORKS})

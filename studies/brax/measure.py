@@ -13,7 +13,7 @@ little on a busy machine.
 Without --many, train more/ppo_continuous_linen.py in several robots, with 64 steps per environment.
 With --many, train our PPO and SAC in HalfCheetahSpring only, with 64 to 2,048 environments and 32
 steps per environment. With --peers, also train brax's PPO and SAC, in an environment that uv
-creates; the library reports their durations, which exclude its evaluations. With
+creates; brax reports the iteration times, which exclude its evaluations. With
 --purejaxrl ../purejaxrl, also train PureJaxRL's PPO, and our PPO with the same networks;
 studies/brax/peers/jax_purejaxrl.py contains the commands that create this checkout.
 """
@@ -126,7 +126,7 @@ def main() -> None:
         if args.peers:
             say(measure_peer([*brax, "ppo"], num_envs, args.iterations))
     steps = MANY[0] * MANY_STEPS
-    # The first iteration of SAC acts at random, and also compiles the update.
+    # In its first iteration, SAC acts at random and compiles the update.
     sac = [*SAC, "--learning-starts", str(steps)]
     say(measure(sac, env_id, MANY[0], MANY_STEPS, args.iterations, first=2))
     if args.peers:

@@ -10,7 +10,7 @@ from analysis.formatting import interval, number
 from analysis.page import Table, Text
 from analysis.tables import multiple, texts
 
-OTHERS = {  # script -> library, and what it trains
+OTHERS = {  # script -> library and training
     "brax_ppo": ("brax", "PPO, 2 x 64"),
     "brax_sac": ("brax", "SAC, 2 x 256"),
     "purejaxrl_ppo": ("PureJaxRL", "PPO, 2 x 256"),
@@ -40,7 +40,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def many_table(path: Path) -> Table:
-    """Return our and the library's steps per second, per training and number of environments."""
+    """Return the steps per second of our script and the library, by training and environments."""
     pairs = read(path)
     pairs["ratio"] = pairs["ours"] / pairs["others"]
     frame = stats.of_groups(pairs, KEYS, "ratio", stats.geometric_mean)
@@ -55,7 +55,7 @@ def many_table(path: Path) -> Table:
 
 
 def gain(path: Path) -> Text:
-    """Return a sentence on the gain from the fewest to the most environments."""
+    """Return a sentence about the speedup from the fewest to the most environments."""
     pairs = read(path)
     pairs = pairs[(pairs["training"] == "PPO, 2 x 64") & (pairs["other"] == "brax")]
     fewest, most = pairs["num_envs"].min(), pairs["num_envs"].max()

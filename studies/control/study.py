@@ -10,7 +10,7 @@ from analysis.stats import Interval
 from analysis.tables import multiple, table_of, text, value
 
 LINEN = "Linen"
-TABLES = {"PPO": ("PPO", "PPO beside LeanRL"), "SAC": ("SAC",)}  # the races of each table
+TABLES = {"PPO": ("PPO", "PPO beside LeanRL"), "SAC": ("SAC",)}  # table -> names of races
 OURS = (LINEN, "compiled PyTorch", "PyTorch")
 
 

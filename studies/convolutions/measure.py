@@ -83,7 +83,7 @@ def cpu_seconds() -> float:
 class WholeMinibatch(linen.Agent):
     """The agent of the script, except that it convolves all images of a minibatch at once."""
 
-    convolution: Callable | None = None  # passed to nn.Conv; None selects its default
+    convolution: Callable | None = None  # passed to nn.Conv; None selects the default convolution
 
     def setup(self):
         self.on_cpu = False

@@ -23,7 +23,7 @@ import numpy as np
 from envs.doors_gymnasium import LIMIT, DoorsGymnasium, all_layouts, optimal_steps
 
 EVERY = 5  # iterations between evaluations
-# With these settings, agents solve all layouts within 640,000 steps. --env-id is added.
+# With these settings, agents solve all layouts within 640,000 steps. flags_of adds --env-id.
 SETTINGS = """
     --total-timesteps 640000 --learning-rate 3e-4 --num-envs 64 --num-steps 80 --gamma 0.95
     --buffer-size 102400 --train-frequency 32 --learning-starts 5120 --target-network-frequency 20
@@ -57,10 +57,10 @@ def evaluate(policy: Callable) -> dict[str, int]:
 
 
 def load_policy(script: Any, folder: Path) -> Callable:
-    """Load the policy from the last checkpoint; the random state of the training is unchanged."""
+    """Load the policy from the last checkpoint, without changing the random state of training."""
     if not hasattr(script, "torch"):
         return script.load_policy(folder)
-    with script.torch.random.fork_rng(devices=[]):  # loading draws initial weights
+    with script.torch.random.fork_rng(devices=[]):  # load_policy draws initial weights
         return script.load_policy(folder)
 
 

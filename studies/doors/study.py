@@ -110,7 +110,7 @@ BLOCKS = {"doors_contrasts": contrast_table}
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the figure for the study, or for a folder of runs, which also writes layouts.csv."""
+    """Draw the figure; if source is a folder of runs, first write layouts.csv."""
     if not (source / "layouts.csv").exists():
         gather(source).to_csv(out / "layouts.csv", index=False)
         source = out

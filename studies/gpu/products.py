@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import torch
 
 WIDTH = 1024
-ROWS = (32, 1024, 16384)  # in a step, in a minibatch, and in obs and next_obs of a rollout
+ROWS = (32, 1024, 16384)  # rows in a step, a minibatch, and obs and next_obs of a rollout
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-COUNT = 200 if DEVICE == "cuda" else 1  # each multiplies the previous result by the weights
+COUNT = 200 if DEVICE == "cuda" else 1  # products in sequence, each of the previous result
 
 
 def jax_products(rows: int):

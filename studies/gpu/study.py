@@ -25,8 +25,8 @@ CONTROL = {  # training -> the script in Linen
 }
 WIDTH = 1024
 WORDS = {"torch_compile": "compiled", "torch": "uncompiled"}
-# Number of matrix products with 1024 x 1024 weights by their number of rows, in an iteration of 256
-# steps and 10 epochs of 8 minibatches. A network has five; its first and last layers are ignored.
+# Number of rows -> number of products with 1024 x 1024 weights, in an iteration of 256 steps and 10
+# epochs of 8 minibatches. A network has five such weights; its first and last layers are ignored.
 PRODUCTS = {
     32: 256 * 5,  # the actor, in each step
     16384: 5,  # the critic, on all obs and next_obs
@@ -39,7 +39,7 @@ class Times:
 
     def __init__(self, path: Path) -> None:
         tables: dict[tuple[str, ...], list[pd.DataFrame]] = {}
-        self.steps: dict[str, int] = {}  # per iteration
+        self.steps: dict[str, int] = {}  # environment steps per iteration
         for race in races.read(path):
             called = race.info["args"]["programs"]
             names = dict(zip(race.info["programs"], called, strict=True))
@@ -158,7 +158,7 @@ def agent_table(path: Path) -> Table:
 
 
 def fraction_of_products(path: Path, frameworks: tuple[str, ...]) -> Interval:
-    """Return the fraction of a Linen iteration that matrix products take at the fastest rate."""
+    """Return the fraction of a Linen iteration that its products take at the fastest rate."""
     measured = pd.DataFrame(json.loads((path.parent / "products.json").read_text(encoding="utf-8")))
     fastest = measured[measured["framework"].isin(frameworks)].groupby("rows")["seconds"].min()
     linen = ppo("linen", "CartPole-v1", "large")

@@ -41,7 +41,7 @@ ROUNDS = {"small": 10, "medium": 5, "large": 2}
 EPOCHS = {"small": 10, "medium": 1, "large": 1}  # ten epochs of medium or large would take hours
 WARM_UP = 2  # rounds that are not timed
 PROCESSES = {"small": 5, "medium": 3, "large": 3}
-# Script, size and cores of each process.
+# Script, network size and number of cores.
 CELLS = (
     ("ppo_linen", "small", 2),
     ("ppo_torch", "small", 2),
@@ -107,7 +107,7 @@ def repeat_in_xla(function: Callable, steps: int) -> Callable:
 
 # === Parts ======================================================================================
 def make_args(script: Any, size: str, **given: Any) -> Any:
-    # A constant learning rate, because a round stands for one of many thousand updates.
+    # Do not anneal the learning rate: a round represents one of many thousand updates.
     return script.Args(
         hidden_sizes=SIZES[size], update_epochs=EPOCHS[size], anneal_lr=False, **given
     )

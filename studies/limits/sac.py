@@ -36,14 +36,11 @@ def products(obs_dim: int, action_dim: int) -> Counter[tuple[int, int, int]]:
     # Network, and number of forward passes, weight gradients, and input gradients (for all layers
     # except the first, then for the first).
     for layers, forward, weights, inputs, inputs_first in (
-        (actor, 2, 1, 1, 0),  # next_obs and obs; the actor loss trains it at obs
-        (
-            critic,
-            2 * 3,
-            2,
-            2 * 2,
-            2,
-        ),  # target, critic loss, actor loss (down to the action)
+        # The actor acts on next_obs and on obs; only the actor loss has a gradient.
+        (actor, 2, 1, 1, 0),
+        # Two critics, in the target, the critic loss and the actor loss. The actor loss needs the
+        # gradient of the action, but no weight gradients.
+        (critic, 2 * 3, 2, 2 * 2, 2),
     ):
         for number, (k, n) in enumerate(layers):
             found[BATCH, k, n] += forward

@@ -11,7 +11,7 @@ from analysis.formatting import number
 from analysis.page import Table
 from analysis.tables import across, multiple, table_of, text, texts, value
 
-# Part -> its name in the table; the parts of an update start at products.
+# Part -> name in the table.
 PARTS = {
     "iteration": "iteration",
     "rollout": "rollout",
@@ -66,7 +66,7 @@ def floors(path: Path) -> Table:
     """Return the time of an update's minibatches, divided by the time of their products in XLA.
 
     The pass that computes values is excluded: it runs once per update, so it would weigh more in an
-    update of one epoch than in one of ten epochs.
+    update with one epoch than in an update with ten.
     """
     table = read(path)
     keys = ["size", "cores", "process"]

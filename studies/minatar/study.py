@@ -12,7 +12,7 @@ from analysis.tables import multiple, span, table_of, text
 
 JAX = "dqn_linen"
 NAMES = {
-    "dqn_torch_gymnasium --compile": "PyTorch with Gymnasium",  # name in runs before 990f22a
+    "dqn_torch_gymnasium --compile": "PyTorch with Gymnasium",  # name before commit 990f22a
     "dqn_torch_compile": "PyTorch",
     "example": "MinAtar's example",
     JAX: "JAX",
@@ -30,7 +30,7 @@ def milliseconds(source: Path) -> pd.DataFrame:
 
 
 def frames(source: Path) -> Table:
-    """Return one row per implementation: its time, and JAX time / time, paired by seed."""
+    """Return one row per implementation: time per frame, and JAX time / time, paired by seed."""
     table = milliseconds(source)
     rows = []
     for way in [x for x in NAMES if x in table]:

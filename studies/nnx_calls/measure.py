@@ -58,7 +58,7 @@ def loss_of(network, batch):
 
 
 def update(network, optimizer, batches):
-    """Train on the minibatches in sequence, in place; return the losses. Used in all NNX modes."""
+    """Train on the minibatches in sequence, in place; return the losses."""
     graphdef, state = nnx.split((network, optimizer))
 
     def step(state, batch):

@@ -20,7 +20,7 @@ HUES = {
     "jax.jit, plain arrays": "jax",
 }
 MOST_CALLS = 80  # one per minibatch; shown in the figure
-PPO_ARRAYS = 12  # shown in the table
+PPO_ARRAYS = 12  # parameter arrays of PPO; shown in the table
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -50,7 +50,7 @@ BLOCKS = {"iterations": iterations}
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the study's figure."""
+    """Draw the figure of the study."""
     frame = read(source / "measured.jsonl")
     frame = frame[frame["calls"] == MOST_CALLS].rename(columns={"way": "mode", "arrays": "x"})
     frame["panel"] = "flax " + frame["flax"]

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
 
-# Named as in ppo_torch.py, so that the analysis can compare runs. README.md lists the differences
-# of each library; for example, SBX never clips the value loss.
+# Named as in ppo_torch.py, so that the analysis can compare runs. Some libraries deviate from
+# these settings, as README.md describes; for example, SBX never clips the value loss.
 SETTINGS: dict[str, Any] = {
     "learning_rate": 2.5e-4,
     "anneal_lr": True,
@@ -86,7 +86,7 @@ def describe(returns: Sequence[float], lengths: Sequence[float]) -> dict[str, An
 class RunLog:
     """Write metrics.jsonl during the run, like ppo_torch.py, and run.json once it is complete.
 
-    An iteration lasts from the end of the previous one to write(); the first starts at begin().
+    An iteration lasts from the previous write(), or from a later begin(), until write().
     """
 
     def __init__(self, args: argparse.Namespace, compile_mode: str) -> None:

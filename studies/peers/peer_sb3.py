@@ -19,7 +19,8 @@ def train(
 
     make_env creates the environment if Gymnasium does not know args.env_id.
     """
-    envs = make_vec_env(make_env or args.env_id, args.num_envs, seed=args.seed)  # a DummyVecEnv
+    # Returns a DummyVecEnv, which steps the environments in sequence.
+    envs = make_vec_env(make_env or args.env_id, args.num_envs, seed=args.seed)
     make_model(envs).learn(num_iterations(args) * BATCH_SIZE, callback=Callback(log))
     log.finish()
 

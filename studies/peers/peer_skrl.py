@@ -54,7 +54,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
         "grad_norm_clip": args.max_grad_norm,
         "ratio_clip": args.clip_coef,
         "value_clip": args.clip_coef,
-        "value_loss_scale": args.vf_coef / 2,  # its value loss has no factor of 1/2
+        "value_loss_scale": args.vf_coef / 2,  # the value loss of skrl has no factor of 1/2
         "time_limit_bootstrap": args.bootstrap_truncated,
         "experiment": {"write_interval": 0, "checkpoint_interval": 0},
     }

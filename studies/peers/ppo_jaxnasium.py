@@ -47,7 +47,7 @@ def main() -> None:
         clip_coef_vf=args.clip_coef,
         ent_coef_start=args.ent_coef,
         ent_coef_end=None,
-        vf_coef=args.vf_coef / 2,  # its value loss has no factor of 1/2
+        vf_coef=args.vf_coef / 2,  # jaxnasium's value loss has no factor of 1/2
         max_grad_norm=args.max_grad_norm,
         warmup_steps=0,
         normalize_observations=False,

@@ -72,10 +72,8 @@ def main() -> None:
         log.write(charts)
 
     def eval_callback(algo, state, rng):
-        params = (
-            state.actor_ts.params,
-            state.critic_ts.params,
-        )  # so the callback runs after the update
+        # The callback depends on the parameters, so it runs after the update.
+        params = (state.actor_ts.params, state.critic_ts.params)
         io_callback(report, None, state.env_state.ended.sum(0), params, ordered=True)
         return ()
 

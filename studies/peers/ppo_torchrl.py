@@ -76,7 +76,7 @@ def main() -> None:
         clip_epsilon=args.clip_coef,
         clip_value=args.clip_coef,
         entropy_coeff=args.ent_coef,
-        critic_coeff=args.vf_coef / 2,  # its value loss has no factor of 1/2
+        critic_coeff=args.vf_coef / 2,  # TorchRL's value loss has no factor of 1/2
         loss_critic_type="l2",
         normalize_advantage=args.norm_adv,
     )

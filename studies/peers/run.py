@@ -16,12 +16,8 @@ from pathlib import Path
 from studies.peers.peer import fail
 
 RUN = ["uv", "run", "--quiet", "--offline", "--script"]
-SYNC = [
-    "uv",
-    "sync",
-    "--quiet",
-    "--compile-bytecode",
-]  # the first start then need not compile bytecode
+# Compile bytecode during installation; otherwise the first run would do it.
+SYNC = ["uv", "sync", "--quiet", "--compile-bytecode"]
 
 
 def peers(folder: Path) -> list[Path]:

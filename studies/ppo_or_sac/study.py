@@ -13,14 +13,14 @@ from analysis.formatting import interval, number
 from analysis.page import Table
 from analysis.runs import load
 
-SECONDS = (60, 120, 180, 270)  # from the start of the process
+SECONDS = (60, 120, 180, 270)  # seconds after the start at which returns are compared
 WINDOW = 20  # seconds over which returns are averaged
 COLORS = {"ppo": figures.BLUE, "sac": figures.ORANGE}
 KEYS = ["env_id", "algorithm", "seed"]
 
 
 def read(source: Path) -> pd.DataFrame:
-    """Return one row per iteration in which an episode finished: KEYS, steps, seconds, episodes."""
+    """Return KEYS, steps, seconds, return and episodes, per iteration with finished episodes."""
     data = load(source)
     rows = data.iterations.merge(data.runs[["run", *KEYS, "imports"]], on="run")
     rows["seconds"] = rows["imports"] + rows["time/elapsed"]

@@ -16,11 +16,11 @@ STEPS, BATCH = 256, 4  # shape of a minibatch in the scripts
 def count(size: int) -> int:
     gru = torch.nn.GRU(size, size)
     x = torch.randn(STEPS, BATCH, size)
-    gru(x)[0].sum().backward()  # computes the gradients
+    gru(x)[0].sum().backward()  # warm-up: creates the gradient tensors
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         gru(x)[0].sum().backward()
     named = [event for event in seen.events() if event.name.startswith("aten::")]
-    return sum(not event.cpu_children for event in named)  # operators that call no other operator
+    return sum(not event.cpu_children for event in named)  # skip operators that call others
 
 
 def main() -> None:

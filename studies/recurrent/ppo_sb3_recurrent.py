@@ -34,7 +34,7 @@ sys.path.append(str(Path(__file__).parents[1] / "peers"))
 from peer import RunLog, parse_args
 from peer_sb3 import train
 
-# This module imports JAX, so its environment is reimplemented below.
+# envs.masked_cartpole imports JAX, so the environment is reimplemented below.
 MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"
 
 
@@ -82,7 +82,7 @@ def main() -> None:
                 "features_extractor_class": Encoder,
                 "features_extractor_kwargs": {"size": args.hidden_sizes[0]},
                 "lstm_hidden_size": args.gru_hidden_size,
-                "shared_lstm": True,  # one for actor and critic; by default, there are two
+                "shared_lstm": True,  # one LSTM for actor and critic instead of two
                 "enable_critic_lstm": False,
                 "net_arch": [],
                 "optimizer_kwargs": {"eps": args.adam_eps},

@@ -19,12 +19,12 @@ from analysis.tables import across, multiple, texts
 
 BASELINE, LIBRARY = "ppo_rnn_linen", "sb3_recurrent"
 MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"
-SIZES = {"small": "64", "256x256": "256"}  # two hidden layers, or one and a GRU
+SIZES = {"small": "64", "256x256": "256"}  # network without a GRU -> units per layer
 NAMES = {
     MASKED_CARTPOLE: "CartPole without velocities",
     "envs.memory_chain:MemoryChain30": "MemoryChain, 30 steps",
 }
-LAST = 10  # iterations over which the return is averaged
+LAST = 10  # number of last iterations over which the return is averaged
 
 
 def read(source: Path) -> Experiment:
@@ -50,7 +50,7 @@ def cost_table(source: Path) -> Table:
 
 
 def learning_table(source: Path) -> Table:
-    """Return the mean and minimum over seeds, by script (rows) and environment (columns)."""
+    """Return the mean and minimum return over seeds, by script (rows) and environment (columns)."""
     experiment = read(source)
     rows = experiment.iterations.sort_values("iteration")
     last = rows.groupby("run").tail(LAST).groupby("run")["charts/episodic_return"].mean()
@@ -58,7 +58,7 @@ def learning_table(source: Path) -> Table:
     runs = in_order(runs[(runs["mode"] != LIBRARY) & (runs["size"] == "64")])
     runs = runs.sort_values("env_id", key=lambda x: x.map(list(NAMES).index), kind="stable")
     ends = runs.groupby(["env_id", "mode"], sort=False)["last"].agg(["mean", "min"])
-    frame = (ends.round(2) + 0.0).reset_index()  # 0 instead of -0
+    frame = (ends.round(2) + 0.0).reset_index()  # adding 0.0 turns -0.0 into 0.0
     shown = frame["mean"].map(number) + " (" + frame["min"].map(number) + ")"
     frame = frame.replace({"env_id": NAMES}).rename(columns={"mode": "script"})
     cells = across(frame, shown, ["script"], "env_id")

@@ -13,7 +13,7 @@ from analysis.runs import load
 from analysis.tables import across, texts
 
 ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
-PANELS = ("Pendulum-v1", "HalfCheetah-v5")  # in the figure
+PANELS = ("Pendulum-v1", "HalfCheetah-v5")  # environments in the figure
 ABLATIONS = {
     "norm_obs": "observations not normalized",
     "norm_reward": "rewards not scaled",
@@ -25,7 +25,7 @@ ABLATED = {  # environment -> script of the ablation
 
 
 def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
-    """Return one row per run, with its return and the two ablated flags, which only PPO has."""
+    """Return one row per run, with the ablated flags, which are True for SAC."""
     runs = load(source).runs
     runs = runs[runs["algorithm"] == algorithm].copy()
     settings = runs["settings"].map(json.loads)
@@ -35,12 +35,12 @@ def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
 
 
 def order(name: str) -> str:
-    """Return the sort key of a name: environments in the order above, scripts by name."""
+    """Return the sort key of an environment, as listed in ENVIRONMENTS, or of a script, by name."""
     return str(ENVIRONMENTS.index(name)) if name in ENVIRONMENTS else name
 
 
 def learning_table(source: Path) -> Table:
-    """Return the mean and minimum over seeds, by script (rows) and environment (columns)."""
+    """Return the mean and minimum return over seeds, by script (rows) and environment (columns)."""
     runs = read(source)
     runs = runs[runs["norm_obs"] & runs["norm_reward"]]
     keys = ["env_id", "mode"]
@@ -109,7 +109,7 @@ def compiled_table(source: Path) -> Table:
 
 
 def curves(source: Path) -> pd.DataFrame:
-    """Return the learning curves of PPO in the PANELS environments, as points for figures.bands."""
+    """Return learning curves of PPO in the environments in PANELS, as rows for figures.bands."""
     parts = []
     for experiment in experiments(load(source)):
         settings = experiment.runs["settings"].map(json.loads)

@@ -1,4 +1,4 @@
-"""Simulators with a fixed step time in microseconds: Slow300-v0, Sleep1000-v0.
+"""Simulators with a fixed step time in microseconds, such as Slow300-v0 and Sleep1000-v0.
 
     python more/ppo_continuous_linen_gymnasium.py --env-id studies.simulators.slow:Slow300-v0
 

@@ -147,5 +147,5 @@ BLOCKS = {
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the study's figure."""
+    """Draw the figure of the study."""
     (out / "answer.png").write_bytes(figures.png(draw(source / "races.jsonl")))

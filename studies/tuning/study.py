@@ -13,7 +13,7 @@ from analysis.schema import SourceError
 from analysis.tables import span, table_of, text, value
 
 CLAIM, SEED = "#cc3311", "#4477aa"
-# Keys of best.json in version 0.2.0.
+# Key of best.json in version 0.2.0 -> current key.
 OLD_KEYS = {
     "own": "defaults",
     "own_value_in_study": "default_value_in_study",
@@ -71,7 +71,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     studies = list(frame["study"].unique())
     figure, panels = figures.make_panels(studies, len(studies), 3.6, figures.WIDTH, False)
     for axes, study in zip(panels, studies, strict=True):
-        sides = frame[frame["study"] == study].iloc[:2]  # the third is their difference
+        sides = frame[frame["study"] == study].iloc[:2]  # without the third row, the difference
         offsets = np.linspace(-0.18, 0.18, len(sides["returns"].iloc[0]))
         seeds = [place + offsets for place in (0, 1)]
         returns = np.concatenate(list(sides["returns"]))
@@ -93,5 +93,5 @@ BLOCKS = {"verdicts": verdict_table}
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the study's figure."""
+    """Draw the figure of the study."""
     (out / "fresh_seeds.png").write_bytes(figures.png(draw(verdicts(source))))

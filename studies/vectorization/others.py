@@ -16,7 +16,10 @@ CARTPOLE = "CartPole-v1"
 
 
 class Vector:
-    """Gymnasium's vectorized CartPole with reset_mask: it resets all, then restores the others."""
+    """Gymnasium's vectorized CartPole with reset_mask.
+
+    A partial reset resets all environments and then restores those that are not in the mask.
+    """
 
     def __init__(self, num_envs: int) -> None:
         mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
@@ -43,7 +46,7 @@ class EnvPool:
     def __init__(self, num_envs: int, seed: Any) -> None:
         import envpool  # optional, because it is large: pip install envpool==1.2.5
 
-        warnings.filterwarnings("ignore", ".*precision lowered")  # for the bounds of its spaces
+        warnings.filterwarnings("ignore", ".*precision lowered")  # warning about space bounds
         self.envs: Any = envpool.make_gymnasium(CARTPOLE, num_envs=num_envs, seed=seed)
         self.close = self.envs.close
 

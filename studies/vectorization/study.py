@@ -33,7 +33,7 @@ BLOCKS = {"vectorization": table}
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the study's figure."""
+    """Draw the figure of the study."""
     frame = table(source / "races.jsonl").frame.rename(columns={"way": "program"})
     panels = {str(name): part for name, part in frame.groupby("name", sort=False)}
     label = f"time of 512 steps / {FIRST} time"

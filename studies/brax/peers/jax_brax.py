@@ -31,7 +31,7 @@ from brax.training.agents.sac import train as sac
 
 EPISODE = 1_000
 MINIBATCHES, EPOCHS = 8, 10
-TRAIN_FREQUENCY = 8  # environment steps per update of SAC
+TRAIN_FREQUENCY = 8  # environment steps per SAC update
 
 
 def train_ppo(args: argparse.Namespace, progress_fn) -> None:

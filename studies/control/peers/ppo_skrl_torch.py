@@ -104,7 +104,7 @@ def main() -> None:
         ratio_clip=0.2,
         value_clip=0.2,
         entropy_loss_scale=0.0,
-        value_loss_scale=0.25,  # its value loss has no factor of 1/2
+        value_loss_scale=0.25,  # the value loss of skrl has no factor of 1/2
         time_limit_bootstrap=True,
         experiment={"write_interval": 0, "checkpoint_interval": 0},
     )
