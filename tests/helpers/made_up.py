@@ -164,7 +164,7 @@ def run_info(
 def metrics_rows(
     info: dict[str, Any], seconds: np.ndarray = SECONDS, returns: np.ndarray = RETURNS
 ) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl, given the seconds and the return of each iteration."""
+    """Return the rows of metrics.jsonl from the duration and the return of each iteration."""
     rows = []
     for i, (duration, value) in enumerate(zip(seconds.tolist(), returns.tolist(), strict=True)):
         row = {"iteration": i, "global_step": 8192 * (i + 1), "time/iteration": duration}

@@ -1,4 +1,4 @@
-"""Run train() of the scripts, and check files, compilations and transfers."""
+"""Call train() in the scripts, and check files, compilations and transfers."""
 
 import importlib
 import json
@@ -70,7 +70,7 @@ def rows(folder):
 
 
 def metrics(folder):
-    """Return the log of a run, without durations."""
+    """Return the rows of metrics.jsonl without durations and speeds, which vary."""
     return [
         {key: x for key, x in row.items() if not key.startswith("time/") and key != "charts/SPS"}
         for row in rows(folder)

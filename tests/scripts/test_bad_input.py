@@ -90,7 +90,7 @@ def test_fixed_arguments_are_all_tested():
 
 @pytest.mark.parametrize(("flags", "sentence"), FOLDERS)
 def test_existing_folders_do_not_change(flags, sentence, whole_run, tmp_path, monkeypatch, capfd):
-    """A run folder is neither overwritten nor resumed with arguments that do not fit."""
+    """A run folder is neither overwritten nor resumed with incompatible arguments."""
     shutil.copytree(whole_run("ppo_torch").folder, tmp_path / "complete")
     monkeypatch.chdir(tmp_path)
     before = content(tmp_path)

@@ -21,7 +21,7 @@ NUM_ENVS, NUM_STEPS, LIMIT, NUM_WORLDS = 6, 12, 8, 3
 def transitions():
     """Step three environments with the same keys and actions: pooled, endless, and the package's.
 
-    Return arrays (NUM_STEPS, NUM_ENVS, ...). At the start, the player of environment 0 is dying.
+    Return arrays (NUM_STEPS, NUM_ENVS, ...). At the start, the player in environment 0 is dying.
     """
     pytest.importorskip("craftax")
     from craftax.craftax_env import make_craftax_env_from_name

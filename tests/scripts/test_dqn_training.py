@@ -67,7 +67,7 @@ KNOWN += "--exploration-steps 2000 --save-every 2"
 def known_run(request, tmp_path_factory):
     """Return a run that has updates only in its third iteration.
 
-    The replay is filled with NaN at first, so that unused transitions would affect the losses.
+    The replay buffer is initially NaN, so sampling an unused transition would affect the losses.
     """
     name = request.param
     script = importlib.import_module(name)
@@ -93,7 +93,7 @@ def known_run(request, tmp_path_factory):
 
 
 def test_stored_transitions_match_cartpole(known_run):
-    """The replay contains steps 600 to 3000. The last 600 steps have overwritten the first."""
+    """The replay buffer has steps 600 to 3000, because the last 600 have overwritten the first."""
     obs, action, reward, terminated, next_obs = dqn.replay_in(known_run.folder)
     steps = [dqn.step_cartpole(*x) for x in zip(obs, action, strict=True)]
     expected = [np.array(x) for x in zip(*steps, strict=True)]
@@ -172,7 +172,7 @@ def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch, capsy
     ("name", "optimizer"), [*((x, "rmsprop") for x in DQN_SCRIPTS), ("dqn_torch", "adam")]
 )
 def test_a_run_resumed_between_updates_continues_exactly(name, optimizer, tmp_path, monkeypatch):
-    """At that time, the optimizer has moments, and the learning rate has decayed."""
+    """When the run resumes, the optimizer has moments, and the learning rate has decayed."""
     op_by_op(monkeypatch, importlib.import_module(name))
     flags = f"--optimizer {optimizer} --learning-rate 1e-3 --save-every 2"
     if "gymnasium" in name:  # new episodes start, so all must be identical
@@ -187,7 +187,7 @@ def test_a_run_resumed_between_updates_continues_exactly(name, optimizer, tmp_pa
 
 @EACH
 def test_resume_changes_some_flags_and_rejects_others(name, tmp_path, monkeypatch, capfd):
-    """The replay and the optimizer are fixed. Exploration, learning rate and epsilon can change.
+    """Buffer and optimizer are fixed. Exploration, learning rate and epsilon can change.
 
     A very large optimizer epsilon freezes all parameters, which shows that it has been changed.
     """
@@ -236,7 +236,7 @@ def test_each_loss_is_logged_under_its_name(name, tmp_path, monkeypatch):
 
 @EACH
 def test_every_update_samples_a_new_batch(name, tmp_path, monkeypatch):
-    """This includes two updates after the same step."""
+    """Even two updates after the same step have different batches."""
     script, drawn = importlib.import_module(name), []
     op_by_op(monkeypatch, script)
     place = script if name == "dqn_linen" else script.Replay

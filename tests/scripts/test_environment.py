@@ -33,7 +33,7 @@ ENV_IDS = {  # env_id -> obs_shape, num_actions
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_shapes_and_types_never_change(env_id):
-    """step returns a state with the same shapes and types, so it compiles only once."""
+    """step() returns a state with unchanged shapes and types, so JAX compiles it only once."""
     env = ppo_linen.VecEnv(env_id, 3)
     assert (env.obs_shape, env.num_actions) == ENV_IDS[env_id]
     obs, state = jax.eval_shape(env.reset, jax.random.key(0))

@@ -50,7 +50,7 @@ KINDS = [("Scripted-v0", "sync"), ("Scripted-v0", "async"), ("MinAtar/Breakout-v
 
 @pytest.mark.parametrize(("env_id", "vectorization"), KINDS)
 def test_transitions_match_single_environments(env_id, vectorization):
-    """A restart takes no step, and next_obs is the last observation of the episode.
+    """A restart does not use up a step, and next_obs is the last observation of the episode.
 
     Each environment has a different seed, and the global NumPy generator does not change.
     """

@@ -84,7 +84,7 @@ def test_loss_and_gradient_equal_numpy(learner):
 
 
 def test_update_equals_numpy(learner):
-    """The schedule is for one update, so with annealing, the next update has learning rate 0."""
+    """The schedule covers one update, so with annealing, the next update has learning rate 0."""
     weights, storage = random_weights(3, OBS_DIM, (8, 8), NUM_ACTIONS), random_storage(4, 16)
     learner.set_weights(weights)
     expected, metrics = reference.update(weights, storage, learner.orders(5), learner.args)

@@ -1,7 +1,7 @@
 """Stopped, killed and finished runs can be resumed. No code in a run folder is executed.
 
 The Run log section is identical in all scripts, so one script per framework is enough.
-test_training.py tests that every script resumes exactly.
+test_training.py tests that every PPO script resumes exactly.
 """
 
 import importlib
@@ -356,7 +356,7 @@ def test_a_run_without_a_checkpoint_starts_over(name, whole_run, tmp_path, monke
 # === A full disk ================================================================================
 @contextmanager
 def full_disk():
-    """Limit file sizes to 1000 bytes."""
+    """Simulate a full disk: limit the size of each file to 1000 bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:

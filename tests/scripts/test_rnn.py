@@ -32,7 +32,7 @@ def random_weights() -> dict:
 
 
 def random_steps(done_rate: float = 0.15) -> dict[str, np.ndarray]:
-    """Return the fields of Storage in order, without the GRU states after each step."""
+    """Return random fields of Storage in order, except gru_state, the states after each step."""
     rng = np.random.default_rng(1)
     return {
         "obs": rng.normal(size=(T, N, OBS_DIM)).astype("f"),

@@ -439,7 +439,7 @@ for env_id, kind in OURS.items():
 
 
 def step_pendulum(obs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Integrate the equation of motion. Return next_obs (B, 3) and reward (B,) of action (B, 1)."""
+    """Integrate the equation of motion with action (B, 1). Return next_obs (B, 3), reward (B,)."""
     cos, sin, speed = obs.astype(np.float64).T
     angle = np.arctan2(sin, cos)
     torque = 2 * action[:, 0]
@@ -462,7 +462,7 @@ def train(name, folder, flags=""):
 
 @pytest.fixture(scope="module", params=SAC_SCRIPTS)
 def known_run(request, tmp_path_factory):
-    """Return a run of four iterations of 1000 steps. Unused entries of its replay are NaN."""
+    """Return a run of four iterations of 1000 steps. Unused entries of its buffer are NaN."""
     name = request.param
     folder = tmp_path_factory.mktemp(name)
     with pytest.MonkeyPatch.context() as patch:
@@ -514,7 +514,7 @@ def weights_in(folder):
 
 
 def test_stored_transitions_match_pendulum(known_run):
-    """The replay contains steps 1600 to 4000. The last 1600 steps have overwritten the first."""
+    """The buffer has steps 1600 to 4000, because the last 1600 have overwritten the first."""
     obs, action, reward, terminated, next_obs = (
         np.roll(x, -1600, 0) for x in stored_in(known_run.folder)
     )
@@ -528,7 +528,7 @@ def test_stored_transitions_match_pendulum(known_run):
 
 
 def test_actions_are_uniform_until_learning_starts(known_run):
-    """Then the actor chooses actions. It hardly changes at this learning rate."""
+    """Once learning starts, the actor chooses actions. It hardly changes at this learning rate."""
     obs, action, *_ = stored_in(known_run.half)
     assert action.shape == (2000, 1)
     random, drawn = action[:1500, 0], action[1500:, 0]
@@ -622,7 +622,7 @@ def add_to_output(folder, change):
 
 
 def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch):
-    """In Gymnasium, resuming starts new episodes, so use an environment with identical ones."""
+    """In Gymnasium, resuming starts new episodes, so all episodes must be identical."""
     name, whole = known_run.name, known_run.folder
     op_by_op(monkeypatch, importlib.import_module(name))  # as in known_run
     folder = shutil.copytree(known_run.half, tmp_path / "killed")
@@ -665,7 +665,7 @@ LEARNING += "--train-frequency 1 --buffer-size 360 --batch-size 32 --learning-ra
 
 
 class Update(NamedTuple):
-    """Arguments of a call of update()."""
+    """Arguments of one call to update()."""
 
     weights: dict
     target_critics: list
@@ -800,7 +800,7 @@ def test_the_call_that_compiles_leaves_no_trace(tmp_path, monkeypatch):
 # === Dtypes of observations =====================================================================
 @EACH
 def test_the_replay_keeps_the_dtype_of_observations(name, tmp_path, monkeypatch):
-    """uint8 is kept, and the network casts it. float64 is stored as float32."""
+    """uint8 observations are stored unchanged, and float64 observations as float32."""
     script = importlib.import_module(name)
     op_by_op(monkeypatch, script)
     train(name, tmp_path / "bytes", LEARNING + "--env-id Byte-v0")

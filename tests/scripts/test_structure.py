@@ -172,7 +172,7 @@ TWO_THOUGHTS = re.compile(r":=|^ *[\w.]+ = [\w.]+ = |\{\*\*|\*\*\{| [!=]= \S+ [!
 
 
 def depth(node):
-    """Return the nesting depth of functions."""
+    """Return how deeply functions are nested in a syntax tree."""
     inner = max(map(depth, ast.iter_child_nodes(node)), default=0)
     return inner + isinstance(node, ast.FunctionDef)
 
