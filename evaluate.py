@@ -104,7 +104,8 @@ def load_runs(folders: tuple[str, ...], args: Args) -> list[Run]:
     """Load all runs. A folder with subfolders seed0, seed1, ... holds one run per agent."""
     runs = []
     for folder in folders:
-        agents = sorted(Path(folder).glob("seed*/"), key=lambda x: (len(x.name), x))  # 9 before 10
+        # Sort by length first, so that seed9 comes before seed10.
+        agents = sorted(Path(folder).glob("seed*/"), key=lambda x: (len(x.name), x))
         runs += [load_run(str(x), args.env_id, args.script) for x in agents or [folder]]
     return runs
 

@@ -165,7 +165,7 @@ class Listed(BaseModel, extra="forbid"):
     programs: dict[str, str]  # name in tables and figures -> program
     flags: str = ""  # passed to all scripts
     steps: dict[str, int] = {}  # program name -> environment steps per progress line
-    cores: str = ""  # this field and those below are as on the command line
+    cores: str = ""  # this field and those below have the same meaning as the flags
     within: float = 0.03
     turns: int = 60
     seconds: float = 1.0

@@ -406,7 +406,7 @@ def evaluate(command: Command, folders: list[Path], seed: int, watch: Callable) 
 
 # === Trials =====================================================================================
 def counted(study: optuna.Study, *which: TrialState) -> list[FrozenTrial]:
-    """Return the trials in the given states (default: all), except those that another continues."""
+    """Return the trials in the given states (default: all) that no other trial continues."""
     trials = study.get_trials(deepcopy=False, states=which or None)
     return [x for x in trials if x.state != TrialState.FAIL or "error" in x.user_attrs]
 
@@ -437,8 +437,8 @@ def requeue(command: Command) -> None:
     """End interrupted trials, and queue new ones that continue their runs.
 
     Optuna's heartbeat does not support journal files or ask and tell, and its
-    RetryHeartbeatStaleTrialCallback rejects settings outside the search space, as the defaults may
-    be.
+    RetryHeartbeatStaleTrialCallback rejects settings outside the search space, although the
+    defaults may be outside.
     """
     for trial in counted(command.study, TrialState.RUNNING):
         # Another machine may be running the trial. A container or a Slurm job may restart under
@@ -585,7 +585,7 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
 
 # === Evaluation =================================================================================
 def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
-    """Train with the best settings and with the defaults, with held-out seeds, and compare them."""
+    """Compare the best settings with the defaults, after training both with held-out seeds."""
     num_seeds = command.args.fresh_seeds
     defaults = {name: command.defaults[name] for name in command.space}
     trials = counted(command.study, TrialState.COMPLETE)

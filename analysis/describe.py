@@ -87,7 +87,7 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def algorithm_of(script: str, args: Collection[str] = ()) -> str:
-    """Return the algorithm, from scripts.toml, the script name or its arguments, or else ""."""
+    """Return the algorithm from scripts.toml, or guess it from name and arguments, or return ""."""
     if script in SCRIPTS:
         return SCRIPTS[script]["algorithm"]
     for algorithm, argument in ARGUMENT_OF.items():
@@ -159,7 +159,7 @@ def date_of(started: object) -> object:
 
 
 def durations_of(info: dict[str, Any]) -> dict[str, float]:
-    """Return durations in seconds; process durations only if the launch time was recorded."""
+    """Return durations in seconds; those that include imports need a recorded launch time."""
     metrics = info["metrics"]
     first = metrics[0]["time/iteration"]
     setup = metrics[0]["time/elapsed"] - first

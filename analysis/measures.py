@@ -42,7 +42,7 @@ class Experiment(NamedTuple):
     synced: pd.DataFrame  # runs with --sync-for-timing and steady phases
     iterations: pd.DataFrame  # the iterations of `runs`
     baseline: str
-    by_hand: bool = False  # the machine is unknown here, but known for other runs
+    by_hand: bool = False  # the machine is unknown, unlike in other experiments
 
 
 # === Experiments ================================================================================

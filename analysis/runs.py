@@ -128,7 +128,7 @@ def count_once(data: Data) -> Data:
 
 
 def is_untimed(runs: pd.DataFrame) -> pd.Series:
-    """Return whether a run has no durations: it was resumed, or is not the first agent."""
+    """Return for each run whether it has no durations: it was resumed, or is not the first agent."""
     return runs["resumed"] | ~runs["agent"].isin((0, float("nan")))
 
 
@@ -206,7 +206,7 @@ def parse(path: Path, by_line: bool = False) -> Any:
     if by_line:
         text = b"[" + b",".join(text.splitlines()) + b"]"
     try:
-        return json.loads(text, parse_constant=lambda _: None)  # JSON has no NaN
+        return json.loads(text, parse_constant=lambda _: None)  # read NaN as None
     except (ValueError, RecursionError):
         raise SourceError(f"{path.name} is not JSON") from None
 

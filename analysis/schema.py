@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.catalog import COLUMNS
 
 FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False, "": False}
-MOST_TEXT = 4000  # characters; settings have about 600
+MOST_TEXT = 4000  # maximum length of a text in characters; settings have about 600
 VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
@@ -25,8 +25,8 @@ class Kind(NamedTuple):
 
     dtype: str
     description: str = ""  # for error messages
-    low: float = math.nan  # exclusive
-    high: float = math.nan  # exclusive
+    low: float = math.nan  # exclusive lower bound
+    high: float = math.nan  # exclusive upper bound
 
 
 KINDS = {

@@ -1,4 +1,4 @@
-"""Run programs interleaved: in each round, each runs for a second while the others are paused.
+"""Run programs interleaved: in each round, each program runs for a second and is then paused.
 
 Other load on the machine slows all programs equally, so the ratios of their times are steady even
 if the times are not.

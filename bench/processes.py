@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-MARK = "BENCH_MARK"  # the environment variable
+MARK = "BENCH_MARK"  # name of the environment variable
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that end a program by default
 
 

@@ -224,7 +224,7 @@ def make(run: Run, plan: Plan, output: IO[bytes], gpu_lock: IO[bytes]) -> None:
     status = process.wait()
     processes.end(os.environ[processes.MARK])
     if status < 0:
-        status = 128 - status  # a signal, numbered as in a shell
+        status = 128 - status  # ended by a signal: convert to the status in a shell
     seconds = int(time.monotonic() - start)
     event = {"event": "end", "run": run.name, "exit_status": status, "seconds": seconds}
     if run.is_done():

@@ -244,7 +244,7 @@ def check_time_limit(env: Any, params: Any, states: Any, limit: int) -> None:
 
 # === Gymnasium ==================================================================================
 class Watchdog:
-    """Ends this program if a call into the environment does not return."""
+    """Thread that ends this program if a call into the environment does not return."""
 
     def __init__(self) -> None:
         self.call = ""  # the running call, if any

@@ -81,7 +81,7 @@ def cpu_seconds() -> float:
 
 # === JAX ========================================================================================
 class WholeMinibatch(linen.Agent):
-    """The agent of the script, except that it convolves all images of a minibatch at once."""
+    """The agent of the script, except that it convolves all images in a minibatch at once."""
 
     convolution: Callable | None = None  # passed to nn.Conv; None selects the default convolution
 

@@ -11,7 +11,7 @@ from analysis.page import Table
 from analysis.stats import Interval
 from analysis.tables import multiple, table_of, text, value
 
-NETWORKS = {"2 x 64": (64, 64), "3 x 256": (256, 256, 256)}  # name of the race -> hidden layers
+NETWORKS = {"2 x 64": (64, 64), "3 x 256": (256, 256, 256)}  # race name -> units per hidden layer
 SCRIPTS = {"Linen": "ppo_linen_sharded", "PyTorch": "ppo_torch_ddp"}
 MINIBATCHES = 10 * 8  # minibatches per iteration, over all epochs
 # Assumed for two GPUs with a fast link: latency of an all-reduce, and bytes per second.

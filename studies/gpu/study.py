@@ -30,7 +30,7 @@ WORDS = {"torch_compile": "compiled", "torch": "uncompiled"}
 PRODUCTS = {
     32: 256 * 5,  # the actor, in each step
     16384: 5,  # the critic, on all obs and next_obs
-    1024: 80 * 2 * 5 * 3,  # both networks, in each minibatch: one forward and two backward
+    1024: 80 * 2 * 5 * 3,  # both networks, per minibatch: one forward, two backward
 }
 
 

@@ -32,7 +32,7 @@ def second_graph(params: list[Any], loss_fn: Callable, clip: float, eps: float) 
 
     def gradient():
         grads = torch.autograd.grad(loss_fn(), params)
-        if clip == 0:  # DQN does not clip
+        if clip == 0:  # DQN does not clip gradients
             return grads
         norm = torch.cat([x.flatten() for x in grads]).norm()
         scale = (clip / (norm + 1e-6)).clip(max=1.0)

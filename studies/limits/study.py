@@ -63,7 +63,7 @@ def parts(path: Path) -> Table:
 
 
 def floors(path: Path) -> Table:
-    """Return the time of an update's minibatches, divided by the time of their products in XLA.
+    """Return the time of the minibatches in an update / the time of their products in XLA.
 
     The pass that computes values is excluded: it runs once per update, so it would weigh more in an
     update with one epoch than in an update with ten.

@@ -36,7 +36,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def iterations(path: Path) -> Table:
-    """Return the time per iteration, by number of calls, with the first Flax version."""
+    """Return the time per iteration, by number of calls, for the first Flax version measured."""
     frame = read(path)
     frame = frame[(frame["arrays"] == PPO_ARRAYS) & (frame["flax"] == frame["flax"].iloc[0])]
     for name in ("estimate", "low", "high"):

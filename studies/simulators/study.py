@@ -33,7 +33,7 @@ COLORS = {LINEN: figures.BLUE, TORCH: figures.RED, COMPILED: figures.ORANGE}
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return one row per race: algorithm, whether the simulator waits, step time, and times."""
+    """Return one row per race: algorithm, whether the simulator waits, step and race times."""
     rows = []
     for name, race in races.named(path).items():
         words = name.removeprefix("SAC, ").split()
