@@ -58,7 +58,7 @@ def assert_same_first_iteration(rows, expected):
 
 @pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch_compile"])
 def test_training_works_and_resuming_is_exact(name, start, tmp_path):
-    """Resuming is exact only if the checkpoint contains the state of the GPU random generator."""
+    """In PyTorch, the checkpoint must contain the state of the random generator on the GPU."""
     whole = run(start, name, tmp_path / "whole", iterations=20)
     assert whole[-1]["charts/episodic_return"] > 100
     assert info(tmp_path / "whole")["device"] != "cpu"

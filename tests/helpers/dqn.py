@@ -267,7 +267,7 @@ if "ShortCartPole-v0" not in gymnax.registered_envs:
 
 
 class Ends(probes.ProbeSignal):
-    """An episode terminates after one step if its signal is 1. Otherwise, it lasts two steps."""
+    """Episodes with signal 1 terminate after one step. Others are truncated after two steps."""
 
     def is_terminated(self, state: Any, params: Any) -> jax.Array:
         return state.signal > 0

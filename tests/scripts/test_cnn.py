@@ -318,7 +318,7 @@ def test_stripes_and_rewards_of_the_grid():
                 if env.player.min() >= 0 and env.player.max() < 3:
                     assert env.step(action)[1:3] == (reward, True)
         env.player = np.array([0, 0])
-        env.step(0)  # into a wall
+        env.step(0)  # the wall stops the player
         assert env.player.tolist() == [0, 0]
     assert len(seen) == 4
 

@@ -181,7 +181,7 @@ def test_transitions(name):
     learner, storages = two_rollouts(name)
     storage = learner.script.Storage(*map(np.concatenate, zip(*storages, strict=True)))
     signal, far, step = np.moveaxis(storage.obs, -1, 0)
-    ended = np.arange(64)[:, None] % 2 * np.ones(4) == 1  # every second step
+    ended = np.arange(64)[:, None] % 2 * np.ones(4) == 1  # True in every second step
     assert set(signal.ravel()) == {-1, 1} and (far == 1000 + signal).all()
     np.testing.assert_array_equal(storage.truncated, ended)
     assert not storage.terminated.any()

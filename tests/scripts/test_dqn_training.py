@@ -39,7 +39,8 @@ def train(name, folder, flags):
     own = ["--runs-dir", folder.parent, "--run-name", folder.name]
     assert main(name, *(dqn.SMALL + flags).split(), *own) == 0
     text = (folder / "metrics.jsonl").read_text()
-    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]  # no NaN
+    # JSON has no NaN, but Python would accept it.
+    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
 
 
 # === Signals ====================================================================================
@@ -102,7 +103,8 @@ def test_stored_transitions_match_cartpole(known_run):
     obs, terminated, next_obs = (np.roll(x, -600, 0) for x in (obs, terminated, next_obs))
     begins = (obs[4:] != next_obs[:-4]).any(1)
     assert begins[terminated[:-4]].all()
-    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # truncated
+    # Many episodes terminated, and many others were truncated.
+    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20
 
 
 def test_a_checkpoint_contains_only_the_part_of_the_replay_in_use(known_run):
@@ -120,7 +122,7 @@ def test_each_environment_explores_independently(known_run):
     assert np.abs(np.corrcoef(explored.T) - np.eye(4)).max() < 5 / np.sqrt(500)
     later = [np.corrcoef(x[1:], x[:-1])[0, 1] for x in explored.T]
     assert np.abs(later).max() < 5 / np.sqrt(500)
-    assert (explored[:250] != explored[250:]).any(0).all()  # iterations differ
+    assert (explored[:250] != explored[250:]).any(0).all()  # exploration differs between iterations
 
 
 def test_updates_read_only_stored_transitions_and_are_counted(known_run):
@@ -280,7 +282,7 @@ def test_the_learning_rate_decays_per_iteration(name, tmp_path, monkeypatch):
         found = train(name, tmp_path / f"run{flags}", own)
         jax.effects_barrier()
         assert [row["charts/learning_rate"] for row in found] == expected
-        assert set(given) - {0} == set(expected)  # 0 in the call that compiles
+        assert set(given) - {0} == set(expected)  # 0 in a call that only compiles
 
 
 @EACH

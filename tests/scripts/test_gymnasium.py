@@ -27,7 +27,7 @@ import ppo_torch_gymnasium
 def forkserver():
     """Import the script once in the fork server, because importing it takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # to find the script
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # lets the server find the script
         multiprocessing.set_forkserver_preload([script.__name__, "scripted"])
         multiprocessing.get_context("forkserver").Process().start()
 
@@ -191,7 +191,7 @@ def test_nan_in_the_first_observation_of_an_episode_is_an_error(name):
 def test_options_are_none_in_every_reset(vectorization):
     env, obs = make("NeedsNoOptions-v0", 2, vectorization)
     assert (obs == 1).all()
-    for _ in range(3):  # episodes of one step
+    for _ in range(3):  # each step ends an episode
         obs, _ = env.step(np.zeros(2, int))
         assert (obs == 1).all()
 

@@ -524,7 +524,8 @@ def test_stored_transitions_match_pendulum(known_run):
     np.testing.assert_array_equal(terminated, np.abs(next_obs[:, 2]) > 2)
     begins = (obs[4:] != next_obs[:-4]).any(1)
     assert begins[terminated[:-4]].all()
-    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # truncated
+    # Many episodes terminated, and many others were truncated.
+    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20
 
 
 def test_actions_are_uniform_until_learning_starts(known_run):

@@ -46,7 +46,7 @@ from torch._inductor import metrics as inductor
 
 COMPILED = ("ppo_torch_compile", "ppo_torch_vmap", "ppo_continuous_torch_compile_gymnasium")
 COMPILED += ("ppo_cnn_torch_compile_gymnasium",)
-IN_NUMPY = [x for x in scripts("ppo", "torch") if "gymnasium" in x]  # do not use JAX
+IN_NUMPY = [x for x in scripts("ppo", "torch") if "gymnasium" in x]  # scripts without JAX
 LIKE_NNX = ("ppo_nnx_cached", "ppo_nnx_tree")  # the same numbers as ppo_nnx
 
 

@@ -48,7 +48,7 @@ def test_each_agent_trains_as_it_would_alone(name, alone, whole_run):
         np.testing.assert_allclose(ours[place], theirs[place], rtol=1e-3, atol=1e-5)
     program = metrics(whole_run(name).folder)
     steps = [AGENTS * row["global_step"] for row in metrics(agent)]
-    assert [row["global_step"] for row in program] == steps  # total over all agents
+    assert [row["global_step"] for row in program] == steps  # steps of all agents
     other = metrics(whole_run(name).folder / f"seed{SEED - 1}")
     assert other[0]["losses/value_loss"] != metrics(agent)[0]["losses/value_loss"]
 
@@ -72,7 +72,8 @@ def test_an_agent_that_diverges_does_not_affect_the_others(
         assert metrics(folder / agent) == metrics(run.folder / agent)
     losses = [row["losses/value_loss"] for row in metrics(folder / second)]
     assert [x is None for x in losses] == [False, False, True, True, True]
-    assert all(row["losses/value_loss"] > 0 for row in metrics(folder))  # mean of the others
+    # The program logs means over the agents that have not diverged.
+    assert all(row["losses/value_loss"] > 0 for row in metrics(folder))
     assert capsys.readouterr().out.count("diverged") == 1
     statuses = [info(path)["status"] for path in (folder, *(folder / x for x in names))]
     assert statuses == ["diverged", "completed", "diverged", "completed"]
