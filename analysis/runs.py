@@ -128,7 +128,7 @@ def count_once(data: Data) -> Data:
 
 
 def is_untimed(runs: pd.DataFrame) -> pd.Series:
-    """Return for each run whether it has no durations: it was resumed, or is not the first agent."""
+    """Return which runs have no durations, because they were resumed or are not the first agent."""
     return runs["resumed"] | ~runs["agent"].isin((0, float("nan")))
 
 

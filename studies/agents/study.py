@@ -123,7 +123,7 @@ def ratio_table(table: pd.DataFrame) -> Table:
 
 
 def rate_table(table: pd.DataFrame) -> Table:
-    """Return the highest steps per second over all N, by framework (rows) and method (columns)."""
+    """Return the highest throughput over all N, by framework (rows) and method (columns)."""
     thousands = table.assign(thousands=table["rate"] / 1000)
     frame = stats.of_groups(thousands, KEYS, "thousands", stats.geometric_mean)
     # The rate of separate processes is the same for every N, so show the smallest N.

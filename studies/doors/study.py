@@ -61,7 +61,7 @@ def gather(folder: Path) -> pd.DataFrame:
 
 
 def contrasts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the ratio between the times of two runs, per step (pace) and per run (whole).
+    """Return the ratios between the times of two scripts, per step (pace) and per run (whole).
 
     Runs are paired by seed, because runs with the same seed ran one after another. The intervals
     are for the geometric mean of the ratios.

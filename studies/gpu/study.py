@@ -135,7 +135,7 @@ def robot_table(path: Path) -> Table:
 
 
 def agent_table(path: Path) -> Table:
-    """Return one row per number of agents in a program."""
+    """Return the iteration times, with one row per number of agents in a program."""
     times = Times(path)
     rows = []
     for many in (1, 8, 64):
@@ -169,7 +169,7 @@ def fraction_of_products(path: Path, frameworks: tuple[str, ...]) -> Interval:
 
 
 def share_table(path: Path) -> Table:
-    """Return two rows: one for the rates of the faster framework at each size, one for JAX."""
+    """Return two fractions: at the rates of the faster framework for each size, and of JAX."""
     rates = {"the faster framework": ("jax", "torch"), "JAX": ("jax",)}
     rows = [{"rate": x, **fraction_of_products(path, y)._asdict()} for x, y in rates.items()]
     columns = {

@@ -334,7 +334,7 @@ def make_update(script: Any, agent: Any, learning: list[Any], args: Any) -> Call
 
 # === Measuring ==================================================================================
 def measure(name: str, size: str, cores: int, process: int) -> None:
-    """Print a line of JSON for each part, in this process."""
+    """Measure each part in this process, and print a line of JSON for it."""
     script = importlib.import_module(name)
     make_parts = linen_parts if name == "ppo_linen" else torch_parts
     parts = make_parts(script, size)

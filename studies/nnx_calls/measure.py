@@ -176,7 +176,7 @@ def seconds_of(call: Callable, batches: list[tuple[jax.Array, jax.Array]]) -> fl
 
 
 def measure(cells: Iterable[tuple[int, int]], iterations: int) -> None:
-    """Print a line of JSON for each variant in each cell, in this process."""
+    """Measure each variant in each cell in this process, and print a line of JSON for each."""
     for num_arrays, num_calls in cells:
         batches = make_batches(num_calls)
         calls = {way: bind(*make_objects(num_arrays)) for way, bind in WAYS.items()}

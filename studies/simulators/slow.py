@@ -20,7 +20,7 @@ EPISODE = 1_000  # steps per episode
 
 
 class Slow(gymnasium.Env):
-    """Environment whose state decays; actions are added to its first elements."""
+    """Environment with a decaying state; actions are added to its first elements."""
 
     def __init__(self, microseconds: float, waits: bool) -> None:
         self.seconds = microseconds * 1e-6
