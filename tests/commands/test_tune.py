@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
+import filelock
 import numpy as np
 import psutil
 import pytest
@@ -280,6 +281,9 @@ def test_a_command_waits_for_the_processes_of_a_killed_one(project):
     command.kill()
     wait(project, command)
     (left,) = processes_in(project)
+    (lock,) = project.rglob("0000-seed-*.lock")
+    with pytest.raises(filelock.Timeout):  # a command that is slow to start would not wait for it
+        filelock.FileLock(lock, timeout=0).acquire()
     again = start(project, *words)
     time.sleep(3)
     assert len(traced(project, "start")) == 1
