@@ -23,6 +23,7 @@ KNOWN_PROBLEMS = {
     "minatar": 3,
     "peers": 3,
     "ppo_or_sac": 5,
+    "atari": 1,
     "simulators": 7,
     "robots/compiled": 2,
     "robots/former": 1,
