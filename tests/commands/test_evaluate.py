@@ -226,6 +226,8 @@ def test_a_recurrent_policy_receives_the_starts_of_episodes():
     seen = []
 
     def load_policy(folder, seed):
+        assert seed == 3
+
         def policy(obs, starts):
             seen.append(starts.tolist())
             return np.zeros(len(obs), int)
@@ -234,7 +236,7 @@ def test_a_recurrent_policy_receives_the_starts_of_episodes():
 
     run = stand_in("ProbeLengths-v0")
     run.script.load_policy = load_policy
-    args = evaluate.Args(runs=("some",), max_steps=3)
+    args = evaluate.Args(runs=("some",), max_steps=3, seed=3)
     steps = [step for step, _ in zip(evaluate.play(run, args, 4), range(8), strict=False)]
     assert any(step.capped.any() for step in steps) and any(step.done.any() for step in steps)
     ends = [(step.done | step.capped).tolist() for step in steps]
