@@ -486,7 +486,7 @@ def draw_observation(obs: np.ndarray) -> np.ndarray:
         return obs if obs.shape[-1] == 3 else obs[..., -1:].repeat(3, -1)  # the latest frame, gray
     if obs.ndim in (2, 3):
         channels = obs.reshape(*obs.shape[:2], -1) > 0
-        numbers = (channels * np.arange(1, channels.shape[-1] + 1)).max(-1)  # draw the last channel
+        numbers = (channels * np.arange(1, channels.shape[-1] + 1)).max(-1)  # last active channel
         colors = colormaps["tab10"].with_extremes(under="black")
         return colors(numbers - 1, bytes=True)[..., :3]
     values = stats.logistic.cdf(obs.ravel())

@@ -146,7 +146,7 @@ def differences(texts: list[str]) -> list[str]:
 
 
 def parts_of(text: str) -> list[str]:
-    """Split a command into parts; a part contains a flag and its values, or another word."""
+    """Split a command into parts; each part is a flag with its values, or a single word."""
     first, *words = text.split()
     parts = [first]
     for word in words:

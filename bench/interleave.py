@@ -27,7 +27,7 @@ class Settings:
     warm_up: int = 3  # iterations before the first turn; DQN and SAC need more
     apart: bool = False  # start programs one after the other, for GPUs; see docs/benchmark.md
     cores: str = ""  # CPUs that the programs may use, such as 0 or 0,1; default all
-    patience: float = 600.0  # seconds without an iteration after which a program counts as hanging
+    patience: float = 600.0  # seconds without an iteration before a program is considered hung
 
 
 class Program(NamedTuple):

@@ -87,7 +87,7 @@ class Plan:
     invocation: str  # command line that continues the plan
     runs_dir: str
     started: float  # time.time()
-    end: str  # Python arguments to run at the end; RUNS stands for the folder of the runs
+    end: str  # arguments for Python after the last run; RUNS is replaced with the run folder
     track: bool
     report: bool
     notes: str

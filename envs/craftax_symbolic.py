@@ -104,7 +104,7 @@ class CraftaxSymbolic(environment.Environment):
     def step(
         self, key: jax.Array, state: Any, action: Any, params: Any | None = None
     ) -> tuple[Any, Any, jax.Array, jax.Array, jax.Array, dict[Any, Any]]:
-        """Take a step as gymnax does, but start a new episode only if the last one is done."""
+        """Take a step as gymnax does, but compute the reset only if the episode has ended."""
         params = self.default_params if params is None else params
         step_key, reset_key = jax.random.split(key)
         last_obs, state, reward, terminated, info = self.step_env(step_key, state, action, params)

@@ -480,7 +480,7 @@ class Storage(NamedTuple):
     action: jax.Array  # (T, N) int32
     logprob: jax.Array  # (T, N)
     value: jax.Array  # (T, N), V(obs)
-    next_value: jax.Array  # (T, N), V(next_obs), where next_obs is before any restart
+    next_value: jax.Array  # (T, N), V(next_obs) before any restart
     reward: jax.Array  # (T, N); this and the fields below result from the action
     terminated: jax.Array  # (T, N) bool
     truncated: jax.Array  # (T, N) bool

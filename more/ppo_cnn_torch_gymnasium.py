@@ -422,7 +422,7 @@ class Storage(NamedTuple):
     action: torch.Tensor  # (T, N) int32
     logprob: torch.Tensor  # (T, N)
     value: torch.Tensor  # (T, N), V(obs)
-    next_value: torch.Tensor  # (T, N), V(next_obs), where next_obs is before any restart
+    next_value: torch.Tensor  # (T, N), V(next_obs) before any restart
     reward: torch.Tensor  # (T, N); this and the fields below result from the action
     terminated: torch.Tensor  # (T, N) bool
     truncated: torch.Tensor  # (T, N) bool

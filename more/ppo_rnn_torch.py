@@ -420,7 +420,7 @@ def unroll(agent, batch: Batch) -> torch.Tensor:
     starts[:, 0] = True
     part = starts.flatten().cumsum(0) - 1  # (B * T,), the part of each step
     first = starts.flatten().nonzero().squeeze(-1)  # (S,), the first step of each part; sync
-    position = torch.arange(len(part), device=part.device) - first[part]  # (B * T,), in the part
+    position = torch.arange(len(part), device=part.device) - first[part]  # (B * T,), in its part
     gru_state = batch.initial_gru_state.new_zeros(len(first), batch.initial_gru_state.shape[-1])
     gru_state[part.view_as(starts)[:, 0]] = batch.initial_gru_state
 

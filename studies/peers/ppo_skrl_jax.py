@@ -67,9 +67,10 @@ class Value(DeterministicMixin, Model):
 
 
 def linear_decay(iterations: int, steps: int, epochs: int) -> Callable[[int], float]:
-    """Return the learning-rate multiplier after an epoch, which decays to 0 at the end.
+    """Return a function that maps a timestep to a learning-rate factor.
 
-    skrl passes the index of the last step of the rollout, starting at 0.
+    skrl multiplies the learning rate by this factor after every epoch, so that it decays linearly
+    to 0. The timestep is the index of the last step of the rollout, starting at 0.
     """
 
     def factor(timestep: int) -> float:

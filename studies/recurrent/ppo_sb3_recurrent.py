@@ -11,7 +11,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Train sb3-contrib's RecurrentPPO, set up as in its documentation, with our settings.
+"""Train RecurrentPPO from sb3-contrib, used as documented, with our hyperparameters.
 
     uv run studies/recurrent/ppo_sb3_recurrent.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh recurrent

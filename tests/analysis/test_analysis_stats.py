@@ -1,4 +1,4 @@
-"""Statistics, compared with independent calculations and with simulations of known truth."""
+"""Statistics, compared with independent calculations and simulations with known true values."""
 
 import math
 

@@ -210,7 +210,7 @@ def with_fast_gradient(text, framework):
 
 
 def outputs_of(script, framework):
-    """Return new parameters, and a function that maps parameters to logits and values."""
+    """Return new parameters, and a function that maps parameters and obs to logits and values."""
     key = jax.random.key(0)
     args = script.Args(hidden_sizes=(8,), matmul_precision="highest")
     made = script.make_agent(args, (7, 6, 3), 2, key)

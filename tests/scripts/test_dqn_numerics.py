@@ -128,7 +128,7 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
     """10,000 pairs of observations are 2 GB at 100 KB each, and 0.8 GB at 40 KB each."""
     script = importlib.import_module(name)
     flags = "--num-envs 1 --buffer-size 10000"
-    with pytest.MonkeyPatch.context() as patch:  # without allocating memory
+    with pytest.MonkeyPatch.context() as patch:  # do not allocate memory
         patch.setattr(script, "Transition", lambda **fields: None)
         for library in (np, jnp, torch):
             tiny = library.zeros(1)
