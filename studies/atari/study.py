@@ -42,7 +42,7 @@ def costs(path: Path, name: str) -> pd.DataFrame:
 
 
 def cost_table(path: Path) -> Table:
-    """Return one row per program, with its speed and ratio on one core and on two."""
+    """Return one row per program, with its speed and ratio in each race."""
     both = [costs(path, name).set_index("program").add_prefix(f"{name}_") for name in RACES]
     frame = pd.concat(both, axis=1).reset_index()
     columns = {"program": text("program")}
