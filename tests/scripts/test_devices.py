@@ -363,8 +363,7 @@ def test_an_existing_folder_ends_all_processes(name, tmp_path):
     waiting = start_two_tasks(*words) if name == SHARDED else [start(2, name, *words)]
     said = [process.communicate(timeout=100)[1] for process in waiting]
     assert f"{tmp_path / 'run'} exists. Choose another --run-name" in said[0]
-    codes = [process.returncode for process in waiting]
-    assert codes[0] == (2 if name == SHARDED else 1) and all(codes)
+    assert all(process.returncode for process in waiting)
 
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
@@ -458,5 +457,4 @@ def test_more_ranks_than_gpus_are_an_error(monkeypatch, capfd):
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(SystemExit, match="2"):
         importlib.import_module(DDP).choose_device()
-    message = "torchrun started more processes than this machine has GPUs\n"
-    assert capfd.readouterr().err == message
+    assert "--nproc-per-node" in capfd.readouterr().err

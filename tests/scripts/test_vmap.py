@@ -118,7 +118,7 @@ def test_an_agent_cannot_be_resumed_alone(whole_run, tmp_path, capfd):
     folder = shutil.copytree(whole_run("ppo_linen_vmap").folder, tmp_path / "program")
     before = content(folder)
     assert main("ppo_linen_vmap", "--resume", folder / f"seed{SEED}") == 2
-    assert capfd.readouterr().err.endswith(f"To resume its run: --resume {folder}\n")
+    assert capfd.readouterr().err.endswith(f"--resume {folder}\n")
     assert content(folder) == before
 
 
