@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs training scripts, each in a fresh process, and reports their durations and returns.
+# Runs training scripts, each in a new process, and reports their durations and returns.
 # ./benchmark.sh --help lists the flags.
 #
 # bench/plan.py lists the runs, bench/run.py executes one run, and bench/finish.py writes the report.
@@ -26,7 +26,7 @@ attempt() {
   wait $!
 }
 
-# work GPU: execute all missing runs on a GPU. Runs that another process is executing come last.
+# work GPU: execute all missing runs on a GPU. If another process is executing a run, try it last.
 work() {
   local run busy=()
   trap 'end_jobs; exit 1' INT TERM HUP
@@ -40,7 +40,7 @@ work() {
   for run in "${busy[@]}"; do attempt "$run" "$1" wait || true; done
 }
 
-end_jobs() { # end the background jobs of this shell, and everything that they started
+end_jobs() { # end the background jobs of this shell and all their child processes
   trap '' INT TERM HUP
   # shellcheck disable=SC2046 # process ids contain no spaces
   { kill $(jobs -p) && wait; } 2>/dev/null || true
@@ -54,7 +54,7 @@ stop() { # STATUS: end all jobs and exit with STATUS
 
 main() {
   local gpu
-  for gpu in ${gpus//,/ }; do work "$gpu" & done # one worker per GPU, or a single one
+  for gpu in ${gpus//,/ }; do work "$gpu" & done # one worker per GPU; without --gpus, one worker
   wait || true
   python -m bench.finish "$plan" &
   wait $!
@@ -72,7 +72,7 @@ if [[ ! -s $plan ]]; then exit; fi # with --list, --count or --dry-run there is 
 trap 'stop 130' INT
 trap 'stop 143' TERM
 trap 'stop 129' HUP
-{ # bash reads this block completely before it runs it, so this file may change during the runs
+{ # bash reads the complete block before it runs it, so this file may change during the runs
   main
   exit
 }

@@ -8,13 +8,13 @@
 
 All programs start, compile and are paused. Then they run interleaved: in each round, every program
 has a turn of one second while the others are paused. Other load on the machine slows all programs
-equally, so the ratio of two programs within a round varies much less than their times. The race
-ends when each ratio is known to within --within, or after --turns rounds.
+equally, so the ratio of the times of two programs varies much less than the times themselves. The
+race ends when each ratio is known to within --within, or after --turns rounds.
 
 A program is a script of this project, a copy of one, or a command in quotes. Flags after -- are
-passed to all scripts; for a flag of a single script, quote the script and the flag together. For
-any other program, append @TEXT, where TEXT appears in its progress lines and nowhere else. A race
-measures iterations only; benchmark.sh also measures start-up and memory.
+passed to all scripts; to pass a flag to only one of them, quote the script and the flag together.
+For any other program, append @TEXT, where TEXT appears in its progress lines and nowhere else. A
+race measures only the time per iteration; benchmark.sh also measures start-up and memory.
 """
 
 import fcntl
@@ -48,8 +48,8 @@ from analysis.schema import clean
 from bench import machine
 from bench.interleave import Interleaved, Program, Runner, Settings
 
-DISCARDED = 2  # rounds at the start, while caches fill and the clock frequency settles
-MIN_TURNS = 10  # minimum number of rounds after these
+DISCARDED = 2  # number of discarded rounds: caches fill and the clock frequency settles
+MIN_TURNS = 10  # minimum number of rounds after the discarded ones
 PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "torch", "numpy", "gymnax", "gymnasium")
 
 
@@ -122,7 +122,7 @@ def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> 
 
 
 def names_of(programs: list[Program]) -> list[str]:
-    """Return short names for the programs, made of the parts in which the programs differ."""
+    """Return short names for the programs, built from the parts that differ."""
     stems = [program.script.stem if program.script else program.name for program in programs]
     written = [program.name for program in programs]
     for names in (stems, differences(written), written):
@@ -132,7 +132,7 @@ def names_of(programs: list[Program]) -> list[str]:
 
 
 def differences(texts: list[str]) -> list[str]:
-    """Return the commands without the flags and values that all of them share."""
+    """Return the commands without the flags and values that they all share."""
     parts = [parts_of(text) for text in texts]
     common = set.intersection(*map(set, parts))
     names = []
@@ -165,7 +165,7 @@ class Listed(BaseModel, extra="forbid"):
     programs: dict[str, str]  # name in tables and figures -> program
     flags: str = ""  # passed to all scripts
     steps: dict[str, int] = {}  # program name -> environment steps per progress line
-    cores: str = ""  # this field and those below have the same meaning as the flags
+    cores: str = ""  # this and all fields below have the same meaning as the flags
     within: float = 0.03
     turns: int = 60
     seconds: float = 1.0
@@ -173,7 +173,7 @@ class Listed(BaseModel, extra="forbid"):
     apart: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """Return the fields of Args that the race sets, by name."""
+        """Return the Args fields that the race sets, as a dict from name to value."""
         others = [x for x, y in self.programs.items() if y.rpartition(" ")[2].startswith("@")]
         steps = tuple(self.steps[x] for x in others) if self.steps else ()
         names = {field.name for field in fields(Args)}
@@ -208,7 +208,7 @@ def missing_races(study: Path) -> list[Listed]:
 
 
 def race_study(args: Args) -> list[str]:
-    """Run the missing races of a study, and return the failures; a stopped race is not saved."""
+    """Run the missing races of a study, and return the failures. A stopped race is not saved."""
     assert args.study is not None
     failures = []
     missing = missing_races(args.study)
@@ -229,7 +229,7 @@ def race_study(args: Args) -> list[str]:
 
 # === Race =======================================================================================
 def run_race(args: Args, flags: Sequence[str], listed: Listed | None = None) -> list[str]:
-    """Run a race, write its turns to a file, and return failures."""
+    """Run a race, write its turns to a file, and return the failures."""
     out = args.out or Path("races", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl")
     interleaved = Interleaved(args)
     try:
@@ -284,7 +284,7 @@ def follow(
 
 
 def table_of(race: Race, args: Args, number: int, seconds: float) -> Table:
-    """Return a table of results after `number` rounds that took `seconds` each on average."""
+    """Return the results after `number` rounds, which took `seconds` each on average."""
     left = max(0, int(seconds * (turns_of(race, args) - number)))
     most = int(seconds * (args.turns - number))
     caption = f"{number} rounds; about {left} s left, at most {most} s"
@@ -321,7 +321,7 @@ def reason_of(runner: Runner) -> str:
 def describe(
     programs: list[Program], args: Args, flags: Sequence[str], listed: Listed | None
 ) -> dict[str, Any]:
-    """Return the contents of the first line in the file: everything that affects the race."""
+    """Return the first line of the output file, as a dict: everything that affects the race."""
     installed = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
     commits = [machine.git_commit(x.script.resolve()) if x.script else None for x in programs]
     return {

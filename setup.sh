@@ -24,7 +24,7 @@ pip_install() {
 
 report_progress() { # print progress until killed, or until this shell ends
   local seconds=0
-  # read -t instead of sleep, which would outlive this shell.
+  # Wait with read -t, because a sleep process would outlive this shell.
   while read -rt 20 <> <(:) || kill -0 $$ 2>/dev/null; do
     seconds=$((seconds + 20))
     echo "setup: still installing after $seconds s, $(du -sh "$VENV" | cut -f 1) so far"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the linters and all tests. Arguments are passed on to pytest: ./test.sh -k gae
-# ./test.sh lint      only the linters, like the pre-commit hook
-# ./test.sh fast      the linters, and the tests that an edited script is most likely to break: one minute
+# ./test.sh lint      only the linters, as in the pre-commit hook
+# ./test.sh fast      the linters, and the tests most likely to fail after a change to a script: one minute
 # ./test.sh newest    installs the newest packages for Python 3.13, then runs all scripts and their tests
 set -euo pipefail
 SETUP_WITH="tune test" # requirements-tune.txt and requirements-test.txt

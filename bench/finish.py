@@ -16,7 +16,7 @@ from bench.run import Plan
 
 
 def run_python(words: list[str], names: str = "") -> bool:
-    """Run Python with `names` on its standard input; return whether it succeeded."""
+    """Run Python with `names` on its standard input, and return whether it succeeded."""
     sys.stdout.flush()
     return subprocess.run([sys.executable, *words], input=names.encode()).returncode == 0
 

@@ -26,7 +26,7 @@ class Settings:
     seconds: float = 1.0  # minimum duration of a turn; the last iteration is completed
     warm_up: int = 3  # iterations before the first turn; DQN and SAC need more
     apart: bool = False  # start programs one after the other, for GPUs; see docs/benchmark.md
-    cores: str = ""  # CPUs that the programs may use, such as 0 or 0,1; default all
+    cores: str = ""  # CPUs that the programs may use, such as 0 or 0,1; by default all
     patience: float = 600.0  # seconds without an iteration before a program is considered hung
 
 
@@ -34,13 +34,13 @@ class Program(NamedTuple):
     name: str
     command: list[str]
     text: bytes  # appears in every progress line and nowhere else
-    pattern: str  # glob pattern of the file with the progress lines, in the race folder
+    pattern: str  # glob pattern for the file with the progress lines, in the race folder
     script: Path | None
-    steps: int | None  # environment steps per progress line, or None; scripts log them
+    steps: int | None  # environment steps per progress line; None for scripts, which log them
 
 
 class Runner:
-    """The processes of a program, which are paused except during its turns."""
+    """The processes of one program, which are paused except during its turns."""
 
     def __init__(self, program: Program, number: int, folder: Path, mark: str, settings: Settings):
         self.program = program
@@ -56,7 +56,7 @@ class Runner:
         self.seen = time.perf_counter()  # time of the last progress line
         self.failure = ""
         pinned = ["taskset", "--cpu-list", settings.cores] if settings.cores else []
-        # By default JAX reserves three quarters of the GPU memory for one program.
+        # By default, each JAX program would reserve three quarters of the GPU memory.
         environment = {"PYTHONUNBUFFERED": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         with open(self.output, "wb") as file:
             self.process = subprocess.Popen(
@@ -133,7 +133,7 @@ class Runner:
 
 
 class Interleaved:
-    """Programs that run interleaved, until close() or the end of this process ends them."""
+    """Programs that run interleaved. They end with close(), or when this process ends."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -143,7 +143,10 @@ class Interleaved:
         self.runners: list[Runner] = []
 
     def start(self, programs: list[Program]) -> None:
-        """Start the programs; pause each after its warm-up. Raise OSError if one cannot start."""
+        """Start the programs and pause each after its warm-up.
+
+        Raise OSError if a program cannot be started.
+        """
         for number, program in enumerate(programs):
             self.runners.append(Runner(program, number, self.folder, self.mark, self.settings))
             if self.settings.apart:
@@ -163,14 +166,14 @@ class Interleaved:
                         del left[runner.number]
 
     def rounds(self) -> Iterator[Iterator[Turn]]:
-        """Yield rounds, in which each program has a turn, while at least two programs are left."""
+        """Yield rounds while at least two programs are left. A round yields a turn per program."""
         for number in range(self.settings.turns):
             yield self.take_round(number)
             if sum(not runner.failure for runner in self.runners) < 2:
                 break
 
     def take_round(self, number: int) -> Iterator[Turn]:
-        """Yield the turn of each program, in alternating order."""
+        """Yield one turn per program. The order is reversed in every other round."""
         for runner in self.runners if number % 2 == 0 else self.runners[::-1]:
             if runner.failure:
                 continue

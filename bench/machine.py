@@ -2,8 +2,8 @@
 
     RUN_INFO=$(python -m bench.machine ppo_linen.py) python ppo_linen.py
 
-benchmark.sh does the same for each run, and the script copies RUN_INFO into run.json. A value is
-null if it is unknown, for example because a tool is missing, fails or does not answer.
+The script copies RUN_INFO into run.json. benchmark.sh sets RUN_INFO for each run. A value is null
+if it is unknown, for example because a tool is missing, fails or does not answer.
 """
 
 import hashlib
@@ -72,12 +72,15 @@ def gpu() -> tuple[str | None, str | None]:
 
 
 def git_commit(script: Path) -> str | None:
-    """Return the commit of a script, with -dirty if files were changed; None if not in git."""
+    """Return the commit of a script, or None if it is not in git.
+
+    The suffix -dirty means that the repository has uncommitted changes.
+    """
     git = ("git", "-C", str(script.parent))
     if output(*git, "ls-files", "--error-unmatch", script.name) is None:
         return None
     commit = output(*git, "rev-parse", "HEAD")
-    # Ignore results that a study is still collecting: they do not change a program.
+    # Ignore the results that a study is still collecting, because they do not affect programs.
     others = (":/", ":(exclude,top)*.jsonl")
     is_dirty = output(*git, "status", "--porcelain", "--untracked-files=no", "--", *others)
     return f"{commit}-dirty" if commit and is_dirty else commit
@@ -92,7 +95,7 @@ def hash_of(file: str) -> str | None:
 
 
 def describe() -> dict[str, Any]:
-    """Return all values that do not depend on the script."""
+    """Return a description of the machine, without the script."""
     driver, gpu_name = gpu()
     boot = hash_of("/proc/sys/kernel/random/boot_id")
     return {

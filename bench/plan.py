@@ -2,10 +2,10 @@
 
     python -m bench.plan PROGRAM FOLDER FILE [arguments of benchmark.sh]
 
-PROGRAM is the path with which benchmark.sh was called, and FOLDER is the working directory of the
-call. The first line of FILE contains the number of missing runs and the GPUs, the second line the
-command line, and the third line the Plan. With --list, --count or --dry-run, FILE stays empty and
-the result is printed.
+PROGRAM is the path under which benchmark.sh was called, and FOLDER is the working directory of the
+caller. The first line of FILE contains the number of missing runs and the GPUs, the second line the
+command line, and the third line the Plan as JSON. With --list, --count or --dry-run, the result is
+printed and FILE stays empty.
 
 The first argument of benchmark.sh may name a study; docs/benchmark.md describes its grid.toml.
 """
@@ -61,7 +61,7 @@ try:
 except ValueError as error:  # a CatalogError, whose class may not be imported yet
     fail(str(error))
 
-# Exclude names with a slash, because they become part of run names.
+# Environment names become part of run names, so exclude names with a slash.
 KNOWN = [x for x in ENVIRONMENTS if "/" not in x]
 ALL = [
     name
@@ -99,8 +99,8 @@ class Options(BaseModel):
     envs: Texts = []
     sizes: Texts = []
     flags: Flags = {}
-    preset: Name = ""
-    label: Name = ""
+    preset: Name = ""  # key in the presets of the study
+    label: Name = ""  # prefix of the run names
     repeats: Count = 1
     iterations: Count = 100
     steps: Count = 0  # environment steps per iteration; 0 means the value in scripts.toml
@@ -124,11 +124,11 @@ class Study(Options):
 
 
 class Row(Options):
-    """A [[runs]] table with all its options, from the table, its study and the command line."""
+    """Options of a [[runs]] table, completed from its study and the command line."""
 
-    where: str  # prefix of error messages about the table
+    where: str  # prefix for error messages, such as the position in grid.toml
     shuffle: str
-    has_iterations: bool  # whether the table itself sets iterations
+    has_iterations: bool  # whether the [[runs]] table sets iterations
 
 
 @dataclass
@@ -208,7 +208,7 @@ def positive(text: str) -> int:
 
 def items(text: str) -> list[str]:
     if os.path.isfile(text):  # False for text that is too long to be a path
-        return [text]  # the path of a script may contain spaces
+        return [text]  # do not split the path of a script, which may contain spaces
     words = text.replace(",", " ").split()
     if not words:
         raise argparse.ArgumentTypeError(f"must name one or more, not '{text}'")
@@ -250,7 +250,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     names = ("scripts", "envs", "sizes", "phases", "devices")
     custom = [f"--{name}" for name in names if getattr(args, name)]
     if custom and args.study:
-        fail(f"{custom[0]} describes runs of your choice: omit '{args.study}', or use --only")
+        fail(f"{custom[0]} cannot be combined with a study: omit '{args.study}', or use --only")
     if args.devices and args.gpus:
         fail("--devices uses the GPUs of CUDA_VISIBLE_DEVICES, so omit --gpus.")
     args.study = "custom" if custom else args.study or "quick"
@@ -271,7 +271,7 @@ def check_gpus(gpus: list[str]) -> None:
 
 
 def check_runs_dir(folder: Path) -> None:
-    """Fail unless the folder, or the existing folder in which it would be created, is writable."""
+    """Fail unless the folder, or else its nearest existing parent, is writable."""
     while not os.path.lexists(folder):
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
@@ -302,7 +302,7 @@ def custom_grid(args: argparse.Namespace) -> Grid:
 
 # === Scripts ====================================================================================
 def default_env(scripts: list[str]) -> str:
-    """Return an environment that suits all scripts; fail if there is none."""
+    """Return an environment that works with all scripts; fail if there is none."""
     known = [x for x in scripts if full_name(x) in SCRIPTS]
     continuous = [x for x in known if is_continuous(full_name(x))]
     if not continuous:
@@ -315,7 +315,10 @@ def default_env(scripts: list[str]) -> str:
 
 
 def name_of(text: str, programs: dict[str, list[str]]) -> str:
-    """Return the short name of a script given by name or path; add other files to programs."""
+    """Return the short name of a script that is given by name or path.
+
+    Add a file that is not a script of this project to `programs`.
+    """
     path = Path(text).absolute()
     name = path.name.removesuffix(".py")
     short = name.removeprefix("ppo_")
@@ -349,7 +352,7 @@ def path_of(short: str) -> str:
 
 
 def steps_of(short: str) -> int:
-    """Return steps per iteration; for a custom script, assume those of a similar script."""
+    """Return the steps per iteration; for a custom script, those of a similar script."""
     if full_name(short) in SCRIPTS:
         return SCRIPTS[full_name(short)]["steps"]
     rows = list(SCRIPTS.values())
@@ -358,7 +361,7 @@ def steps_of(short: str) -> int:
 
 # === Runs =======================================================================================
 def expand(grid: Grid, args: argparse.Namespace) -> list[Run]:
-    """Return all runs, shuffled within blocks with the seed in --seed."""
+    """Return all runs, shuffled within blocks; --seed sets the order."""
     runs: dict[str, Run] = {}
     for repeat in range(1, grid.repeats + 1):
         for row in grid.rows:
@@ -381,7 +384,7 @@ def make_run(
     grid: Grid, args: argparse.Namespace, row: Row, cell: tuple[str, str, str, int], repeat: int
 ) -> Run:
     env, size, script, first_seed = cell
-    # @doors selects the doors preset of the script.
+    # @doors selects the preset called doors in the script.
     is_preset = env.startswith("@") and args.study != "custom"
     if not is_preset and env not in KNOWN and not re.fullmatch(MODULE_AND_NAME, env):
         fail(f"{row.where}envs must be among: {' '.join(KNOWN)}; or my_module:MyEnv; not '{env}'")
@@ -390,7 +393,7 @@ def make_run(
     if script not in grid.programs and full_name(script) not in SCRIPTS:
         fail(f"{row.where}there is no script '{script}'")
     seed = first_seed + row.seed_stride * (repeat - 1)
-    # A dot replaces the colon of a custom environment; no other environment contains a dot.
+    # Replace the colon in a custom environment with a dot; no other name contains a dot.
     parts = [row.label, env.replace(":", ".")]
     if is_preset:
         parts = [row.label or env[1:]]
@@ -410,7 +413,7 @@ def make_run(
         # --standalone finds a free port, so several runs can execute at the same time.
         launch = ["-m", "torch.distributed.run", "--standalone"]
         words = [*launch, f"--nproc-per-node={row.devices}", *words]
-    elif row.devices:  # has an effect only on the CPU; JAX always uses all visible GPUs
+    elif row.devices:  # only for CPUs, because JAX always uses all visible GPUs
         settings.append(f"JAX_NUM_CPU_DEVICES={row.devices}")
     if row.wrapper:
         words = ["-m", row.wrapper, *words]
@@ -487,7 +490,7 @@ def print_missing(runs: list[Run]) -> None:
 
 
 def begin(args: argparse.Namespace, grid: Grid, runs: list[Run], invocation: str) -> Plan:
-    """Prepare the folder for the runs, run the begin command of the study, and return the plan."""
+    """Prepare the runs folder, run the begin command of the study, and return the plan."""
     missing = [i for i, run in enumerate(runs) if not run.is_done()]
     event = {"event": "grid", "study": args.study, "runs": len(runs), "order_seed": args.seed}
     event |= {"complete": len(runs) - len(missing), "repeats": grid.repeats}
@@ -527,7 +530,7 @@ def main() -> None:
     args = parse_args(words)
     grid = custom_grid(args) if args.study == "custom" else read_study(args.study, args)
     if args.iterations and all(row.has_iterations for row in grid.rows):
-        fail(f"--iterations: all runs of studies/{args.study}/grid.toml set their iterations")
+        fail(f"--iterations: all runs in studies/{args.study}/grid.toml set iterations")
     runs = [run for run in expand(grid, args) if re.search(args.only, run.key)]
     if not runs:
         fail(f"nothing to run: no command matches --only '{args.only.pattern}'")

@@ -1,8 +1,8 @@
 """Pause, resume and end all processes of a program.
 
-All processes of a program inherit an environment variable, the mark. This module therefore finds
-them even if their parent has ended or they have started a new session. The mark "a" also finds the
-processes with the marks "a.1" and "a.2".
+All processes of a program inherit an environment variable, the mark. This module finds them by
+their mark, even if their parent has ended or they have started a new session. The mark "a" also
+matches processes with the marks "a.1" and "a.2".
 """
 
 import os
@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 MARK = "BENCH_MARK"  # name of the environment variable
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that end a program by default
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by default, these end a program
 
 
 def new_mark() -> str:
@@ -53,7 +53,10 @@ def resume(mark: str) -> None:
 
 
 def end(mark: str, seconds: float = 0) -> None:
-    """Kill the marked processes; if seconds > 0, first send SIGTERM to programs and wait."""
+    """Kill the marked processes.
+
+    If seconds > 0, first send SIGTERM to those that lead a session, and wait for them to end.
+    """
     if seconds:
         processes = [x for x in marked(mark) if leads_session(x)]
         for process in processes:
@@ -91,9 +94,9 @@ def end_on_signals(mark: str) -> None:
 
 
 class Guard:
-    """A process that ends the marked processes when this process has ended, even by SIGKILL.
+    """A process that ends the marked processes once this process has ended, even by SIGKILL.
 
-    The guard also deletes the folder, if one is given.
+    It also deletes the folder, if one is given.
     """
 
     def __init__(self, mark: str, seconds: float = 0, folder: Path | None = None) -> None:

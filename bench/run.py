@@ -1,12 +1,12 @@
 """Execute one run of a plan in a new process: python -m bench.run PLAN NUMBER GPU DRIVER [wait]
 
-benchmark.sh calls this for each run. NUMBER counts the missing runs of the plan from 0, GPU is "-"
-if no GPU is assigned to the run, and DRIVER is the process id of benchmark.sh. If another
-process is executing the run, the call waits for it with "wait", and otherwise exits with status 75.
+benchmark.sh calls this for each run. NUMBER is an index into the missing runs of the plan, GPU is
+"-" if no GPU is assigned to the run, and DRIVER is the process id of benchmark.sh. If another
+process is executing the run, exit with status 75 or, with "wait", wait for that process.
 
 Locks ensure that only one run at a time uses a GPU, or the machine if it has no GPU, and that two
-calls of benchmark.sh never execute the same run. The run inherits the locks, so they last as long
-as the run, even if benchmark.sh is killed. No run starts after benchmark.sh has ended.
+calls to benchmark.sh never execute the same run. The run inherits the locks, so they are held until
+it ends, even if benchmark.sh is killed. No run starts after benchmark.sh has ended.
 """
 
 import errno
@@ -43,9 +43,9 @@ class Run:
     repeat: int
     command: list[str]
     key: str  # the text that --only searches
-    block: list[Any]  # runs are shuffled within a block
+    block: list[Any]  # runs with equal values are shuffled
     seconds: int  # rough duration, on two idle cores
-    line: int = 0  # line number in the list of runs, from 1
+    line: int = 0  # line number in the output of benchmark.sh --list, from 1
     gpu: str = ""
 
     @property
@@ -70,7 +70,7 @@ class Run:
         return self.has_status("completed")
 
     def is_resumable(self) -> bool:
-        """Return whether this is a long run that has saved a checkpoint."""
+        """Return whether this is an unfinished run with --save-every and a checkpoint."""
         if "--save-every" not in self.command or self.is_done():
             return False
         files = [x for x in Path(self.folder).glob("checkpoint.*") if x.suffix != ".new"]
@@ -82,12 +82,12 @@ class Run:
 
 @dataclass
 class Plan:
-    """Everything that a call of benchmark.sh will do."""
+    """Everything that a call to benchmark.sh will do."""
 
-    invocation: str  # command line that continues the plan
+    invocation: str  # command line of benchmark.sh; running it again continues the plan
     runs_dir: str
     started: float  # time.time()
-    end: str  # arguments for Python after the last run; RUNS is replaced with the run folder
+    end: str  # Python arguments to run after the last run; RUNS is replaced with runs_dir
     track: bool
     report: bool
     notes: str
@@ -95,7 +95,7 @@ class Plan:
     missing: list[int]  # indices of the runs that were not complete at the start
 
     def write(self, path: str, gpus: str) -> None:
-        """Write the plan, below two lines for benchmark.sh."""
+        """Write two lines for benchmark.sh, then the plan as JSON."""
         values = vars(self) | {"runs": [vars(run) for run in self.runs]}
         first = f"{len(self.missing)} {gpus}"
         Path(path).write_text(f"{first}\n{self.invocation}\n{json.dumps(values)}\n")
@@ -107,7 +107,7 @@ class Plan:
         return Plan(**(values | {"runs": [Run(**x) for x in values["runs"]]}))
 
     def progress(self) -> str:
-        """Return a string with the number of complete runs and the elapsed and remaining time."""
+        """Return the number of complete runs and the elapsed and remaining time, as text."""
         seconds = time.time() - self.started
         missing = sum(not self.runs[i].is_done() for i in self.missing)
         text = f"{len(self.runs) - missing}/{len(self.runs)} done, {clock(seconds)}"
@@ -137,7 +137,7 @@ def log_event(runs_dir: str, **event: Any) -> None:
 
 def check_room(run: Run) -> None:
     """Raise OSError if a run could not write its files."""
-    # The name is fixed, so that the next call removes a file that a killed process left behind.
+    # The name is fixed, so the next call removes a file that a killed process left behind.
     space = run.state / "space"
     try:
         space.write_bytes(bytes(1_000_000))
@@ -146,9 +146,9 @@ def check_room(run: Run) -> None:
 
 
 def lock(file: IO[bytes], holder: str) -> bool:
-    """Lock a file and return True. If another process has locked it, print `holder` and wait.
+    """Lock a file and return True.
 
-    If holder is empty, return False instead of waiting.
+    If another process has locked it, print `holder` and wait; if holder is empty, return False.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -95,7 +95,7 @@ def project(tmp_path):
         ("--gpus 0,GPU-51b2d9a0-6f6b", "'GPU-51b2d9a0-6f6b' is listed twice"),
         ("--runs-dir dangling --dry-run", "'dangling' is not"),
         ("--scripts equinox", "scripts.toml lists ppo_equinox, but ppo_equinox.py does not exist"),
-        ("mine --iterations 5", "all runs of studies/mine/grid.toml set their iterations"),
+        ("mine --iterations 5", "all runs in studies/mine/grid.toml set iterations"),
     ],
 )
 def test_usage_errors_are_one_line(project, flags, word):
