@@ -1,4 +1,4 @@
-"""Example environments. A package called envs in the current folder is searched as well."""
+"""Example environments. A package called envs in the working directory is searched as well."""
 
 from pkgutil import extend_path
 

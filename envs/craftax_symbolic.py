@@ -104,7 +104,7 @@ class CraftaxSymbolic(environment.Environment):
     def step(
         self, key: jax.Array, state: Any, action: Any, params: Any | None = None
     ) -> tuple[Any, Any, jax.Array, jax.Array, jax.Array, dict[Any, Any]]:
-        """Take a step as gymnax does, but compute the reset only if the episode has ended."""
+        """Take a step like gymnax, but compute the reset only if the episode has ended."""
         params = self.default_params if params is None else params
         step_key, reset_key = jax.random.split(key)
         last_obs, state, reward, terminated, info = self.step_env(step_key, state, action, params)
@@ -173,5 +173,5 @@ CraftaxClassicSymbolicEndless = partial(CraftaxClassicSymbolic, num_worlds=0)
 
 
 def strong(tree: Any) -> Any:
-    """Convert to arrays without weak types, which some functions in the package return."""
+    """Convert to arrays, and remove the weak types that some functions in the package return."""
     return jax.tree.map(lambda x: x.astype(x.dtype), jax.tree.map(jnp.asarray, tree))

@@ -42,7 +42,7 @@ class Doors(environment.Environment):
         return Params()
 
     def reset_env(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
-        a, b = jax.random.key_data(key)[:2]  # draws nothing else from the key
+        a, b = jax.random.key_data(key)[:2]  # safe, because nothing else uses the key
         return self.start(*layout(a, b))
 
     def start(self, agent: Any, goal: Any) -> tuple[jax.Array, State]:

@@ -1,4 +1,4 @@
-"""Doors: cross a wall through one of three gaps. This file has the rules and the Gymnasium game.
+"""Doors: cross a wall through one of three gaps. The rules, and the game for Gymnasium.
 
     ........x......   row 0: the goal x
     ...............
@@ -21,10 +21,10 @@ doors.py is the same game for gymnax, and imports the rules from this file. This
 import JAX, so that PyTorch scripts start faster.
 
 The task comes from a public comparison of DQN in PyTorch and Flax, engyasin/ilsurvey on GitHub.
-Its two games differed. In JAX, one key determined both columns, some moves into the wall earned a
-reward, and the last step of a truncated episode returned the first observation of the next one. In
-Gymnasium, every reset seeded the global random number generators. Here both games return equal
-numbers, and the same two words give the same layout.
+Its two versions of the game differed. In JAX, one key determined both columns, some moves into the
+wall earned a reward, and the last step of a truncated episode returned the first observation of the
+next one. In Gymnasium, every reset seeded the global random number generators. The two versions
+here return equal numbers, and the same two random words select the same layout in both.
 """
 
 import math
@@ -48,7 +48,7 @@ def neighbor(row: int, column: int, move: tuple[int, int]) -> tuple[int, int]:
     return to if inside and (to[0] != WALL or to[1] in GAPS) else (row, column)
 
 
-# Tables for both games.
+# Lookup tables, used by both versions of the game.
 LINE = range(SIZE)
 NEXT = np.array(  # [row, column, action] -> next square
     [[[neighbor(i, j, move) for move in MOVES] for j in LINE] for i in LINE], np.int32
@@ -79,7 +79,7 @@ def scramble(x: Any) -> Any:
 
 
 def all_layouts() -> np.ndarray:
-    """Return the columns of agent and goal in all layouts, (225, 2). The goal changes fastest."""
+    """Return the columns of agent and goal in all layouts, (225, 2); the goal varies fastest."""
     return np.indices((SIZE, SIZE)).reshape(2, -1).T
 
 
@@ -162,5 +162,5 @@ class DoorsGymnasium(gymnasium.Env):
 
 
 gymnasium.register("Doors-v0", f"{__name__}:DoorsGymnasium")
-SHORT = {"max_steps_in_episode": 15}  # as in the public comparison; too short for most layouts
+SHORT = {"max_steps_in_episode": 15}  # as in the public comparison; too few for most layouts
 gymnasium.register("DoorsShort-v0", f"{__name__}:DoorsGymnasium", kwargs=SHORT)

@@ -23,7 +23,7 @@ MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])  # up, right, down, left
 
 
 class PixelGrid(gymnasium.Env):
-    """Walk to the vertical stripes. Images are uint8 (12, 12, 1). A wall stops the player."""
+    """Walk to the vertical stripes, within the grid. Images are uint8 (12, 12, 1)."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012
     action_space = gymnasium.spaces.Discrete(len(MOVES))

@@ -1,6 +1,6 @@
 """Build the website: scripts side by side, idioms, and an estimate of training times.
 
-    python site/build.py    # writes report/site.html, one file, which makes no network requests
+    python site/build.py    # writes report/site.html, a single file without network requests
 
 Jinja fills page.html with page.css, page.js, the scripts in scripts.toml, notes.toml, idioms.toml
 and data from the studies, and escapes everything that is not Markup. Lines that scripts share are
@@ -38,11 +38,11 @@ try:
     from tools.idioms import excerpt, read_idioms
     from tools.sections import BANNER
 except ModuleNotFoundError as error:
-    print(f"site: {error}: ./setup.sh && source .venv/bin/activate installs it", file=sys.stderr)
+    print(f"site: {error}. Run: ./setup.sh && source .venv/bin/activate", file=sys.stderr)
     sys.exit(2)
 
 HEAD = "Docstring and imports"  # everything above the first banner
-# Token type -> CSS class in the page, which sets its color; all others are plain.
+# Token type -> CSS class, which sets the color; all other tokens are plain.
 LETTERS = {
     Token.Comment: "c",
     Token.Literal.String: "s",
@@ -136,7 +136,7 @@ def add_notes(root: Path, scripts: dict[str, Any]) -> None:
 
 
 def prose(text: str) -> Markup:
-    """Return a sentence from a project file as HTML; backticks become <code> elements."""
+    """Return a text from a project file as HTML, with <code> elements instead of backticks."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
@@ -144,7 +144,7 @@ def prose(text: str) -> Markup:
 def read_excerpts(root: Path, sources: list[dict[str, str]], link: str) -> list[dict[str, Any]]:
     """Return the excerpts for one framework, for idioms.html, with links to their files.
 
-    Of several successive excerpts from one function, only the last has a link.
+    If successive excerpts come from the same function, only the last one has a link.
     """
     shown = []
     for i, source in enumerate(sources):
@@ -159,7 +159,7 @@ def read_excerpts(root: Path, sources: list[dict[str, str]], link: str) -> list[
 
 
 def line_of(line: Line) -> dict[str, Any]:
-    """Return a line with its indentation, and its tokens split where lines may break.
+    """Return a line with its indentation, and its tokens split where the line may wrap.
 
     Names are never split.
     """
@@ -169,7 +169,7 @@ def line_of(line: Line) -> dict[str, Any]:
 
 
 def idioms_of(root: Path, link: str) -> list[dict[str, Any]]:
-    """Return all idioms for idioms.html, in every framework."""
+    """Return all idioms, in all frameworks, for idioms.html."""
     shown = []
     for idiom in read_idioms(root):
         cells = {title: read_excerpts(root, idiom[x], link) for x, title in FRAMEWORKS.items()}
@@ -179,14 +179,14 @@ def idioms_of(root: Path, link: str) -> list[dict[str, Any]]:
 
 # === Studies ====================================================================================
 class Cell(NamedTuple):
-    """Runs that can be compared: one study, machine, environment, network and length."""
+    """Comparable runs: they share the study, machine, environment, network and length."""
 
     study: str  # study folder, relative to the project
     runs: pd.DataFrame
 
 
 def read_cells(root: Path) -> list[Cell]:
-    """Return the cells with PPO runs in all studies, the largest first."""
+    """Return the cells with PPO runs from all studies, largest first."""
     cells = []
     for path in sorted((root / "studies").rglob("runs.*")):
         if path.name not in runs.TABLES:
@@ -218,7 +218,7 @@ def text(value: object) -> str:
 
 
 def pack(cell: Cell, link: str) -> dict[str, Any]:
-    """Return a cell for the page, with its texts as HTML."""
+    """Return a cell as JSON data for the page, with its texts as HTML."""
     first = cell.runs.iloc[0]
     modes = []
     for mode, part in cell.runs.groupby("mode", sort=False):
@@ -242,10 +242,10 @@ def pack(cell: Cell, link: str) -> dict[str, Any]:
 
 
 def read_outside(root: Path, link: str) -> list[dict[str, Any]]:
-    """Return a cell per algorithm and network, measured in a very fast simulator outside JAX.
+    """Return a cell per algorithm and network, measured with a very fast simulator outside JAX.
 
-    The page adds the time per step of the environment that the reader enters. The list is empty
-    without the simulators study.
+    The page adds the time per environment step that the reader enters. The list is empty if there
+    is no simulators study.
     """
     study = "studies/simulators"
     if not (root / study / "runs.csv").exists():

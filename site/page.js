@@ -3,7 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const DATA = JSON.parse($("data").textContent);
-// In narrow windows the lines of one script are above those of the other, and everything is folded.
+// In narrow windows, the lines of one script are shown above those of the other, and all sections are folded.
 const NARROW = matchMedia("(max-width: 719px)");
 
 function element(tag, attributes = {}, ...children) {
@@ -39,7 +39,7 @@ function geometric(values) {
   return { mean: Math.exp(mean), low: Math.exp(mean - half), high: Math.exp(mean + half) };
 }
 
-// The scripts in a cell, fastest first, with their ratios to the fastest; runs are paired by repeat.
+// Return the scripts in a cell, fastest first, with their ratios to the fastest. Runs are paired by repeat.
 function count(cell, secondsOf) {
   const rows = cell.modes.map((mode) => {
     const values = new Map(mode.runs.map((run) => [run[0], secondsOf(run)]));
@@ -74,7 +74,7 @@ function familyOf({ name, framework }) {
   return framework === "other" ? LIBRARIES[name.split(" ")[0]] || name : "JAX";
 }
 
-// A sentence with the times of JAX and PyTorch, then the fastest script.
+// Return a sentence with the times of JAX and PyTorch, and another with the fastest script.
 function sentenceOf(rows, steps, cell) {
   const families = Map.groupBy(rows, (row) => familyOf(row.mode));
   const parts = [...families].map(([family, scripts]) => {
@@ -91,7 +91,7 @@ function sentenceOf(rows, steps, cell) {
   return `${text} <small>${first}${times}</small>`;
 }
 
-// "2.32× [2.24, 2.40]", with more digits if rounding would turn a number into 1.
+// Return text such as "2.32× [2.24, 2.40]", with more digits if a number would be rounded to 1.
 function timesOf({ ratio: { mean, low, high } }) {
   const values = Number.isFinite(low) ? [mean, low, high] : [mean];
   let digits = 2;
@@ -100,7 +100,7 @@ function timesOf({ ratio: { mean, low, high } }) {
   return ends.length ? `${first}× [${ends.join(", ")}]` : `${first}×`;
 }
 
-// A bar per row; its dark part is overhead.
+// Draw a bar per row; its dark part is overhead.
 function bars(figure, rows) {
   const longest = Math.max(...rows.map((x) => x.time.high || x.time.mean));
   const percent = (x, of = longest) => `${((100 * x) / of).toFixed(2)}%`;
@@ -175,7 +175,7 @@ function cellName(cell) {
   return `${cell.env}: ${cell.modes.length} programs, ${seeds}, ${cell.iterations} iterations (${cell.study})`;
 }
 
-// Outside JAX: the same formula, from runs in an environment with very fast steps.
+// Environments outside JAX: the same formula, with runs in an environment with very fast steps.
 function showOutside() {
   const cell = DATA.outside[$("outside-cell").value];
   const steps = STEPS[$("steps").value];
@@ -210,7 +210,7 @@ const textOf = DATA.lines.map((line) => line.split("¦").map((x) => x.slice(1)).
 const wordsOf = textOf.map((text) => text.match(/\w+|\s+|[^\w\s]/g) || []);
 const namesOf = textOf.map((text) => new Set(text.match(/\w+/g)));
 
-// Weighted longest common subsequence: pairs [i, j] in order, with null for a missing partner.
+// Weighted longest common subsequence. Return pairs [i, j] in order, with null for a missing partner.
 function align(a, b, weigh) {
   const width = b.length + 1;
   const best = new Float32Array((a.length + 1) * width);
@@ -256,10 +256,10 @@ function marks(a, b) {
     const changed = word.trim() !== "" && (j === null || word !== wordsOf[b][j]);
     for (let k = 0; k < word.length; k++) flags.push(changed);
   }
-  return flags.map((x, k) => x || (flags[k - 1] && flags[k + 1])); // a single mark for jax.Array
+  return flags.map((x, k) => x || (flags[k - 1] && flags[k + 1])); // close gaps: mark the dot in jax.Array
 }
 
-// Rows {at, ids, same} with a column per script: positions and line ids, or null.
+// Return rows {at, ids, same}: per script, the position and the id of its line, or null.
 function rowsOf(columns) {
   const [first, ...others] = columns;
   const partners = others.map(() => new Array(first.length).fill(null));
@@ -286,7 +286,7 @@ function rowsOf(columns) {
 }
 
 // === Side by side: display =====================================================================
-// The tokens of a line; those that are not in line `other` are marked.
+// Return the tokens of a line; those that are not in line `other` are marked.
 function tokensOf(id, other) {
   const flags = other === null || other === id || likeness(id, other) < ALIKE ? [] : marks(id, other);
   const shown = [];
@@ -311,7 +311,7 @@ function tokensOf(id, other) {
 function cellOf(row, k, parts) {
   const id = row.ids[k];
   if (id === null) return element("td", { class: "none" });
-  // Marks show differences from the first script, and in the first script from the next that differs.
+  // Mark differences from the first script; in the first script, from the next script that differs.
   const other = k ? row.ids[0] : row.ids.find((x) => x !== null && x !== id) ?? null;
   const kind = row.same ? "" : `new column${k}`;
   const cell = element("td", { class: kind, "data-line": parts[k].start + row.at[k] }, ...tokensOf(id, other));
@@ -319,8 +319,8 @@ function cellOf(row, k, parts) {
   return cell;
 }
 
-// Table rows that are all identical, or all different. In a narrow window the lines of one script
-// are above those of the next, as in a unified diff.
+// Return table rows for lines that are all identical, or all different. In a narrow window, the lines
+// of one script are shown above those of the next, as in a unified diff.
 function trs(rows, parts) {
   if (!NARROW.matches) return rows.map((row) => element("tr", {}, ...parts.map((_, k) => cellOf(row, k, parts))));
   return parts.slice(0, rows[0]?.same ? 1 : MOST).flatMap(({ name }, k) => {
@@ -382,7 +382,7 @@ function tableOf(parts, rows) {
 
 const slug = (title) => title.replaceAll(" ", "-");
 
-// Return a section of the chosen scripts, and the number of different lines for the map.
+// Return a section of the chosen scripts, and the number of lines that differ, which the map shows.
 function sectionOf(title, names) {
   const parts = names.flatMap((name) => {
     const found = DATA.scripts[name].sections.find((x) => x.title === title);
@@ -427,7 +427,7 @@ function readAddress() {
   }
 }
 
-// Titles of the sections of all scripts, in order.
+// Return the section titles of all chosen scripts, in order.
 function titlesOf(names) {
   const titles = [];
   for (const name of names) {

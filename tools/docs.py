@@ -1,4 +1,4 @@
-"""Generate the tables of README.md, docs/ and studies/ from data and scripts.
+"""Generate the tables in README.md, docs/ and studies/ from data and scripts.
 
     python -m tools.docs            # update the pages
     python -m tools.docs --check    # only check; exit 1 if a page is out of date
@@ -85,7 +85,10 @@ def scripts_table() -> str:
 
 
 def lines_table(names: list[str], baseline: str) -> str:
-    """Return a table of lesson lengths, and of the number of lines that differ from baseline."""
+    """Return a table of the lesson lengths and of the numbers of lines that differ from baseline.
+
+    The lesson is the part of a script above its run log.
+    """
     titles = ["script", "lines of the lesson", f"lines that differ from {baseline}"]
     lines = [f"| {' | '.join(titles)} |", "|---|---:|---:|"]
     for name in names:
@@ -166,7 +169,7 @@ def write(check: bool) -> int:
         if new != text:
             texts[path] = new
     stale = [str(path.relative_to(ROOT)) for path in texts]
-    if not check:  # write only after all blocks succeeded
+    if not check:  # write nothing unless all blocks could be generated
         for path, new in texts.items():
             path.write_text(new)
     what = "out of date; run python -m tools.docs" if check else "written"

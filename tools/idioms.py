@@ -26,8 +26,9 @@ def read_idioms(root: Path) -> list[dict[str, Any]]:
 def excerpt(root: Path, source: dict[str, str]) -> Excerpt:
     """Return the code of a function or class, or only some of its lines.
 
-    source has the keys file and name (such as "Agent.get_value"). Optionally, from and to are text
-    in the first and in the last line. Raise SourceError if there is no such code.
+    source has the keys file and name (such as "Agent.get_value"). The optional keys from and to
+    select lines: they contain text from the first and from the last line. Raise SourceError if the
+    code does not exist.
     """
     code = (root / source["file"]).read_text(encoding="utf-8")
     where = f"{source['file']}: {source['name']}"

@@ -1,4 +1,4 @@
-"""Run the notebooks of analysis/ and save their outputs: python -m tools.notebooks
+"""Run the notebooks in analysis/ and save their outputs: python -m tools.notebooks
 
 Execution times and the Python version are not saved, so a file changes only if the runs or the
 code change.

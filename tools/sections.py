@@ -26,7 +26,10 @@ BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 
 
 def scripts(*words: str) -> tuple[str, ...]:
-    """Return the scripts whose row contains all words, as algorithm, framework or setting."""
+    """Return the scripts whose row in scripts.toml contains all words as values.
+
+    The values are the algorithm, the framework and the setting.
+    """
     return tuple(name for name, row in ROWS.items() if set(words) <= set(row.values()))
 
 
@@ -54,7 +57,7 @@ CONTINUOUS_PAIRS = [(x, f"{x}_gymnasium") for x in CONTINUOUS_IN_GYMNAX if f"{x}
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
 SAC_PAIRS = [(x, f"{x}_gymnasium") for x in scripts("sac", "plain")]
 TORCH_PAIR = PPO_PAIRS[1]
-# PPO scripts for discrete actions, without recurrent policies and images, by framework.
+# PPO scripts for discrete actions by framework, except those for recurrent policies or images.
 OTHERS = (*RNN_SCRIPTS, *CONTINUOUS_SCRIPTS, *IMAGE_SCRIPTS)
 IN_LINEN = but(scripts("ppo", "linen"), *OTHERS)
 IN_NNX = but(scripts("ppo", "nnx"), *OTHERS)
@@ -154,7 +157,8 @@ SHARED = {
     "Run log": [(*PPO_SCRIPTS, *DQN_SCRIPTS, *SAC_SCRIPTS)],
     "Run logs": [VMAP_SCRIPTS],
 }
-# In PyTorch scripts, the Environment section ends with functions that share arrays with JAX.
+# Script-specific: the Environment section of PyTorch scripts ends with functions that share arrays
+# with JAX.
 HAND_OVER = re.compile(r"^def to_torch.*\Z", flags=re.MULTILINE | re.DOTALL)
 
 

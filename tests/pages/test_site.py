@@ -152,7 +152,7 @@ def test_the_page_is_smaller_than_a_megabyte(built):
 def test_a_missing_package_is_a_one_line_error():
     command = [sys.executable, "-IS", ROOT / "site/build.py"]
     done = subprocess.run(command, capture_output=True, text=True)
-    how = "./setup.sh && source .venv/bin/activate installs it"
+    how = "Run: ./setup.sh && source .venv/bin/activate"
     assert (done.returncode, done.stderr) == (2, f"site: No module named 'pandas': {how}\n")
 
 
