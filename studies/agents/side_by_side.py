@@ -4,11 +4,12 @@
 
 All other flags are passed to the script. With two cores this trains with seeds 1 and 2, in
 runs/pair/seed1 and seed2. In each run.json, side_by_side is the number of processes, which
-tells the analysis that the process did not run alone. If all processes complete, runs/pair gets a
-run.json like the one that a program with many agents writes: seconds (from the start of the first
-process to the end of the last) and peak_host_bytes (the sum over processes). A signal that ends
-this process also kills its children and their descendants; SIGKILL, which cannot be
-caught, only kills the children. Needs Linux, and setpriv and taskset from util-linux.
+tells the analysis that the process did not run alone. If all processes complete, this program
+writes a run.json to runs/pair, like a program that trains many agents. It contains seconds (from
+the start of the first process to the end of the last) and peak_host_bytes (the sum over
+processes). A signal that ends this program also kills its children and their descendants; SIGKILL,
+which cannot be caught, only kills the children. Needs Linux, and setpriv and taskset from
+util-linux.
 """
 
 import argparse
@@ -32,7 +33,7 @@ DIE_TOO = ["setpriv", "--pdeathsig", "KILL"]
 def usable_cores() -> list[set[int]]:
     """Return the CPUs of each physical core that this process may use.
 
-    A control group (version 2) may limit the process to fewer cores, as docker run --cpus 2 does.
+    A control group (version 2) may limit the process to fewer cores, as with docker run --cpus 2.
     """
     cores: dict[str, set[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
@@ -56,7 +57,7 @@ def train(script: str, flags: list[str], seed: int, folder: Path) -> None:
         for child in children.values():
             with suppress(ProcessLookupError):  # the process group may already be gone
                 os.killpg(child.pid, signal.SIGKILL)
-        os._exit(128 + number)  # at once: the main thread may be waiting for a child
+        os._exit(128 + number)  # exit at once, because the main thread may be waiting for a child
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)

@@ -50,7 +50,7 @@ KEYS = ["framework", "way", "agents"]
 def programs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per program, or per group of processes side by side.
 
-    Each repeat uses a separate block of 1,000 seeds, so the first seed determines the repeat.
+    Each repeat uses a separate block of 1,000 seeds, so the repeat follows from the first seed.
     """
     runs = timed(runs).dropna(subset=["process"])
     runs = runs[runs["mode"].str.split(", ").str[0].isin(SCRIPTS)]
@@ -86,7 +86,7 @@ def costs(source: Path) -> pd.DataFrame:
     """
     found = programs(load(source).runs)
     if found.empty or not found["way"].isin(PROGRAMS).any():
-        raise SourceError("no run trained many agents in one program, such as ppo_linen_vmap")
+        raise SourceError("no run trained many agents in one program, as ppo_linen_vmap does")
     groups = found.groupby([*KEYS, "repeat"])
     means = groups.mean().assign(megabytes=groups["megabytes"].max()).reset_index()
     whole = means[means["way"].isin(PROGRAMS)]
@@ -119,7 +119,7 @@ def ratio_table(table: pd.DataFrame) -> Table:
     shown = frame.assign(agents=frame["agents"].map("{:,.0f}".format))
     cells = across(shown, texts(frame, multiple()), ["framework", "way", "divided by"], "agents")
     cells = cells.rename(columns={"way": "method"})
-    return Table("agents_ratios", "Seconds to train N agents, as a ratio", frame, cells)
+    return Table("agents_ratios", "Ratio of the times to train N agents", frame, cells)
 
 
 def rate_table(table: pd.DataFrame) -> Table:
@@ -133,7 +133,9 @@ def rate_table(table: pd.DataFrame) -> Table:
     text = texts(frame) + frame["agents"].map(" (N = {:,.0f})".format)
     cells = across(frame, text, ["framework"], "way")
     cells = cells[["framework", *(x for x in LOOKS if x in cells)]]
-    return Table("agents_rates", "Most thousands of steps per second", frame, cells)
+    return Table(
+        "agents_rates", "Highest throughput, in thousands of steps per second", frame, cells
+    )
 
 
 # === Figure =====================================================================================

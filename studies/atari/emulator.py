@@ -1,4 +1,4 @@
-"""Measure how long Pong takes without a network: environment steps with random actions.
+"""Time the environment steps of Pong with random actions, without a network.
 
 taskset --cpu-list 0 python -m studies.atari.emulator > studies/atari/emulator.json
 """

@@ -59,7 +59,7 @@ def ratio_to_linen(name: str):
 
 
 def read(source: Path) -> pd.DataFrame:
-    """Return one row per iteration in which an episode finished, with the columns of KEYS first."""
+    """Return one row per iteration in which an episode finished. KEYS are the first columns."""
     data = load(source)
     rows = data.iterations.merge(data.runs[KEYS], on="run")
     rows = rows.rename(columns={"charts/episodic_return": "return", "charts/episodes": "episodes"})
@@ -76,7 +76,7 @@ def return_at(run: pd.DataFrame, step: float) -> float:
 
 
 def learning_table(source: Path) -> Table:
-    """Return the duration and the returns by steps, with one row per script and seed."""
+    """Return one row per run: its duration, and its return after each of STEPS."""
     rows = []
     for _, run in read(source).groupby("run", sort=False):
         row = {"seed": str(int(run["seed"].iloc[0]))}
@@ -90,7 +90,7 @@ def learning_table(source: Path) -> Table:
 
 @figures.styled
 def draw_learning(source: Path) -> Figure:
-    """Plot the return of each run against steps, and CleanRL's points."""
+    """Plot the return of each run, and the returns published by CleanRL, against steps."""
     figure, [axes] = figures.make_panels(["Pong"], 1, 3.6, figures.WIDTH, False)
     for _, run in read(source).groupby("run", sort=False):
         steps = np.arange(WINDOW, run["global_step"].max(), WINDOW / 5)

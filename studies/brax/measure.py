@@ -1,4 +1,4 @@
-"""Time training on robots from brax and MuJoCo Playground.
+"""Measure how fast agents train on robots from brax and MuJoCo Playground.
 
     pip install brax==0.14.2 playground==0.2.0
     python -m studies.brax.measure 10 > studies/brax/speed.jsonl
@@ -6,14 +6,14 @@
 
 The first argument is the number of iterations after the first one. Each line is a run:
 "start_seconds" covers everything before these iterations: imports, the pool of initial states and
-compilation; "steps_per_second" is the median of these iterations, including updates; "cpu_seconds"
-is the CPU time of all threads in the run. The other times are wall-clock times, which mean
-little on a busy machine.
+compilation; "steps_per_second" is the median over these iterations, including updates;
+"cpu_seconds" is the CPU time of all threads in the run. The other times are wall-clock times, which
+mean little on a busy machine.
 
-Without --many, train more/ppo_continuous_linen.py in several robots, with 64 steps per environment.
-With --many, train our PPO and SAC in HalfCheetahSpring only, with 64 to 2,048 environments and 32
-steps per environment. With --peers, also train brax's PPO and SAC, in an environment that uv
-creates; brax reports the iteration times, which exclude its evaluations. With
+Without --many, run more/ppo_continuous_linen.py on several robots, with 64 steps per environment.
+With --many, train our PPO and SAC only on HalfCheetahSpring, with 64 to 2,048 environments and 32
+steps per environment. With --peers, also train brax's PPO and SAC, in a virtual environment that
+uv creates; brax reports the iteration times, which exclude its evaluations. With
 --purejaxrl ../purejaxrl, also train PureJaxRL's PPO, and our PPO with the same networks;
 studies/brax/peers/jax_purejaxrl.py contains the commands that create this checkout.
 """
@@ -126,13 +126,13 @@ def main() -> None:
         if args.peers:
             say(measure_peer([*brax, "ppo"], num_envs, args.iterations))
     steps = MANY[0] * MANY_STEPS
-    # In its first iteration, SAC acts at random and compiles the update.
+    # In the first iteration, SAC takes random actions and compiles the update.
     sac = [*SAC, "--learning-starts", str(steps)]
     say(measure(sac, env_id, MANY[0], MANY_STEPS, args.iterations, first=2))
     if args.peers:
         say(measure_peer([*brax, "sac"], MANY[0], args.iterations))
     if args.purejaxrl:
-        wide = [*PPO, "--hidden-sizes", "256", "256"]  # the only network size of PureJaxRL
+        wide = [*PPO, "--hidden-sizes", "256", "256"]  # PureJaxRL supports no other network
         say(measure(wide, env_id, MANY[1], MANY_STEPS, args.iterations))
         purejaxrl = [*uv, "studies/brax/peers/jax_purejaxrl.py", "--checkout", args.purejaxrl]
         say(measure_peer(purejaxrl, MANY[1], args.iterations))

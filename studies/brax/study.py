@@ -10,7 +10,7 @@ from analysis.formatting import interval, number
 from analysis.page import Table, Text
 from analysis.tables import multiple, texts
 
-OTHERS = {  # script -> library and training
+OTHERS = {  # script -> library, and algorithm with network size
     "brax_ppo": ("brax", "PPO, 2 x 64"),
     "brax_sac": ("brax", "SAC, 2 x 256"),
     "purejaxrl_ppo": ("PureJaxRL", "PPO, 2 x 256"),
@@ -19,7 +19,7 @@ KEYS = ["training", "num_envs", "other"]
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return one row per pair: steps per second of our script and of the library that ran next.
+    """Return the steps per second of each run of our script and of the library that ran after it.
 
     A round of measure.py starts with a line that names the processor.
     """
@@ -40,7 +40,10 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def many_table(path: Path) -> Table:
-    """Return the steps per second of our script and the library, by training and environments."""
+    """Return steps per second, with one row per library, training and number of environments.
+
+    A training is an algorithm with a network size.
+    """
     pairs = read(path)
     pairs["ratio"] = pairs["ours"] / pairs["others"]
     frame = stats.of_groups(pairs, KEYS, "ratio", stats.geometric_mean)

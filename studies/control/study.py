@@ -52,8 +52,8 @@ def sac_table(path: Path) -> Table:
 def intel_table(path: Path) -> Table:
     """Return one row per program: its time / Linen time, on an Intel Xeon and an AMD EPYC.
 
-    The file at path is the Intel PPO race. The mkl study contains the Intel SAC race, and the AMD
-    race with --matmul-precision medium.
+    `path` is the file with the Intel PPO race. The mkl study contains the Intel SAC race, and the
+    AMD race with --matmul-precision medium.
     """
     mkl = path.parent.parent / "mkl"
     files = {"PPO": path, "SAC": mkl / "intel_sac.jsonl"}

@@ -6,7 +6,7 @@ A step trains on a minibatch of 256 Atari images: it computes the PPO loss and i
 the gradient, and applies Adam. Networks and losses come from more/ppo_cnn_*_gymnasium.py. All
 variants start from the same weights and see the same images.
 
-In each round, every variant runs once, in random order. A run is one fresh process: it compiles,
+In each round, every variant runs once, in random order. A run is one new process: it compiles,
 trains on an epoch of four minibatches to warm up, and then times three more epochs. The slow
 variants run only in the first three rounds, and only for one epoch. Times are CPU seconds, because
 other programs may use the same core. The first line of JSON records the versions and the machine;

@@ -1,13 +1,13 @@
-"""Train in Doors with a DQN script, and evaluate the agent on all layouts during training.
+"""Train a DQN agent in Doors, and evaluate it on all layouts during training.
 
     python -m studies.doors.run more/dqn_linen.py doors --seed 1
 
 The argument doors selects SETTINGS; flags after it override them. Every five iterations the greedy
 policy also plays an episode in each of the 225 layouts and appends a line of JSON to layouts.jsonl
 in the run folder: iteration, global_step, seconds (since the process started), solved (number of
-solved layouts), steps (taken in the solved layouts) and optimal (minimum number of those steps).
-The durations in the run folder exclude the evaluations. A run that was stopped starts over, because
---resume would not evaluate.
+solved layouts), steps (total number of steps in the solved layouts) and optimal (minimum possible
+number of these steps). The durations in the run folder exclude the evaluations. A run that was
+stopped starts over, because --resume would not evaluate.
 """
 
 import importlib
@@ -70,7 +70,7 @@ def train(script: Any) -> None:
     args.save_every = EVERY
 
     class RunLog(script.RunLog):
-        """RunLog of the script that also evaluates each saved checkpoint."""
+        """The RunLog of the script, extended to evaluate each saved checkpoint."""
 
         def update_info(self, **changes: Any) -> None:
             super().update_info(**changes)
@@ -97,7 +97,7 @@ def train(script: Any) -> None:
 
 
 def flags_of(script: str, words: list[str]) -> list[str]:
-    """Return the flags for the script, which uses the last value of a repeated flag."""
+    """Return the flags for the script. If a flag is repeated, the script uses the last value."""
     if words[:1] != ["doors"]:
         return words
     is_gymnasium = script.endswith("_gymnasium")

@@ -18,7 +18,7 @@ import torch
 WIDTH = 1024
 ROWS = (32, 1024, 16384)  # rows in a step, a minibatch, and obs and next_obs of a rollout
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-COUNT = 200 if DEVICE == "cuda" else 1  # products in sequence, each of the previous result
+COUNT = 200 if DEVICE == "cuda" else 1  # chained products; each uses the previous result
 
 
 def jax_products(rows: int):

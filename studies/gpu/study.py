@@ -44,12 +44,12 @@ class Times:
             called = race.info["args"]["programs"]
             names = dict(zip(race.info["programs"], called, strict=True))
             self.steps |= {names[name]: steps for name, steps in race.steps().items()}
-            # A race that was run twice is one race with more rounds.
+            # Merge the rounds of a race that was run twice.
             tables.setdefault(tuple(called), []).append(race.times().rename(columns=names))
         self.tables = [pd.concat(x, ignore_index=True) for x in tables.values()]
 
     def with_all(self, *programs: str) -> pd.DataFrame | None:
-        """Return the rounds of the race that includes all these programs, or None."""
+        """Return the rounds of the race that includes all given programs, or None."""
         return next((x for x in self.tables if set(programs) <= set(x.columns)), None)
 
     def milliseconds(self, program: str) -> float:
@@ -158,7 +158,10 @@ def agent_table(path: Path) -> Table:
 
 
 def fraction_of_products(path: Path, frameworks: tuple[str, ...]) -> Interval:
-    """Return the fraction of a Linen iteration that its products take at the fastest rate."""
+    """Return the fraction of a Linen iteration that its matrix products take.
+
+    For each size, use the rate of the fastest of the frameworks.
+    """
     measured = pd.DataFrame(json.loads((path.parent / "products.json").read_text(encoding="utf-8")))
     fastest = measured[measured["framework"].isin(frameworks)].groupby("rows")["seconds"].min()
     linen = ppo("linen", "CartPole-v1", "large")
@@ -169,7 +172,7 @@ def fraction_of_products(path: Path, frameworks: tuple[str, ...]) -> Interval:
 
 
 def share_table(path: Path) -> Table:
-    """Return two fractions: at the rates of the faster framework for each size, and of JAX."""
+    """Return the fraction with the rates of the faster framework per size, and with JAX rates."""
     rates = {"the faster framework": ("jax", "torch"), "JAX": ("jax",)}
     rows = [{"rate": x, **fraction_of_products(path, y)._asdict()} for x, y in rates.items()]
     columns = {
@@ -180,7 +183,7 @@ def share_table(path: Path) -> Table:
 
 
 def product_table(path: Path) -> Table:
-    """Return the rate of each framework, for each number of rows."""
+    """Return the product rate of each framework, with one row per number of matrix rows."""
     frame = pd.DataFrame(json.loads(path.read_text(encoding="utf-8")))
     frame["rate"] = 2e-12 * frame["rows"] * WIDTH**2 / frame["seconds"]
     wide = frame.pivot(index="rows", columns="framework", values="rate").reset_index()

@@ -2,8 +2,8 @@
 
     python -m studies.limits.measure > studies/limits/measured.jsonl
 
-A part is a call of a script function if there is one; otherwise the same operations run in
-isolation, with the same shapes and as often as in an iteration. A repetition is one fresh process
+A part is a call to a script function if there is one; otherwise the same operations run in
+isolation, with the same shapes and as often as in an iteration. A repetition is one new process
 per script, network size and number of cores. In each process the parts are interleaved, and the
 time of a part is the median over rounds. The first line of JSON records the versions and the
 machine; each further line records a part.
@@ -53,7 +53,7 @@ CELLS = (
     ("ppo_linen", "large", 2),
     ("ppo_torch", "large", 2),
 )
-# As many metrics per iteration as ppo_linen.py logs.
+# The same number of metrics per iteration as in ppo_linen.py.
 METRICS = ("charts/episodes", "charts/episodic_return", *(f"losses/{i}" for i in range(12)))
 OF_ALL_SIZES = ("update", "values", "products")
 
@@ -74,7 +74,7 @@ def make_layers(args: Any, env: Any) -> list[tuple[np.ndarray, np.ndarray, np.nd
 
 
 def products(layers, obs_dim: int) -> list:
-    """Compute the products of a step in any framework: forward, and both gradients."""
+    """Compute the matrix products of a training step: the forward pass and both gradients."""
     found = []
     for x, weight, gradient in layers:
         found += [x @ weight, x.T @ gradient]

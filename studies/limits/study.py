@@ -63,7 +63,7 @@ def parts(path: Path) -> Table:
 
 
 def floors(path: Path) -> Table:
-    """Return the time of the minibatches in an update / the time of their products in XLA.
+    """Return the ratio of the time of all minibatches to the time of their products in XLA.
 
     The pass that computes values is excluded: it runs once per update, so it would weigh more in an
     update with one epoch than in an update with ten.
@@ -78,7 +78,9 @@ def floors(path: Path) -> Table:
     frame = frame.sort_values(["script", "size", "cores"], kind="stable")
     frame["network and cores"] = frame["size"].astype(str) + ", " + frame["cores"].astype(str)
     cells = across(frame, texts(frame, multiple()), ["network and cores"], "script")
-    return Table("limits_floors", "Minibatches over their products alone", frame, cells)
+    return Table(
+        "limits_floors", "Minibatch time / time of the matrix products alone", frame, cells
+    )
 
 
 def cartpole_table(path: Path) -> Table:
@@ -98,7 +100,7 @@ def sac_table(path: Path) -> Table:
     """Return the time of each part of an SAC step in Linen, in microseconds."""
     rows = pd.DataFrame(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
     columns = {"part of an SAC step": text("part"), "time (µs)": value("microseconds")}
-    return table_of("limits_sac", "An SAC step in Linen", rows, columns)
+    return table_of("limits_sac", "Parts of an SAC step in Linen", rows, columns)
 
 
 BLOCKS = {

@@ -1,4 +1,4 @@
-"""Evaluate the long runs of the minatar study: greedy, with epsilon 0.05, and with random actions.
+"""Evaluate the long runs in the minatar study: greedy, with epsilon 0.05, and with random actions.
 
     python -m studies.minatar.evaluate_long_runs runs
 

@@ -42,7 +42,7 @@ def frames(source: Path) -> Table:
         rows.append(row)
     columns = {"implementation": text("way"), "time per frame (ms)": span("frame_")}
     columns |= {"JAX time / time": multiple()}
-    return table_of("minatar_frames", "A frame of Breakout", pd.DataFrame(rows), columns)
+    return table_of("minatar_frames", "Time per frame in Breakout", pd.DataFrame(rows), columns)
 
 
 BLOCKS = {"minatar_frames": frames}

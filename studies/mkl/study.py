@@ -35,7 +35,7 @@ def product_table(path: Path) -> Table:
 
 
 def race_table(path: Path) -> Table:
-    """Return one row per training and script: ratios to Linen with precision high and medium."""
+    """Return the ratios to Linen with precision high and medium, per race and PyTorch script."""
     rows = []
     found = {race.info["args"]["programs"][0]: race for race in races.read(path)}
     for what, linen in RACES.items():

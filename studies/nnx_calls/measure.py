@@ -7,7 +7,7 @@ Needs only jax, flax, optax and numpy, so it runs in any environment with these 
 
 An iteration is 80 steps of Adam on a small network, like the 10 epochs of 8 minibatches in PPO, in
 80 calls or in fewer calls that scan over several minibatches each. The network is so small that the
-calls take most of the time. A repetition is one fresh process, in which the six variants are
+calls take most of the time. A repetition is one new process, in which the six variants are
 interleaved; the time of a variant is the median over iterations. The first line of JSON records
 the versions and the machine; each further line records a measurement.
 """

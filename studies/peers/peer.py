@@ -46,12 +46,12 @@ def fail(reason: str) -> NoReturn:
 
 
 def parse_args(script: str, **extra: tuple[Any, str]) -> argparse.Namespace:
-    """Return the flags that benchmark.sh passes, and the SETTINGS.
+    """Return the flags that benchmark.sh passes, together with the SETTINGS.
 
-    `extra` maps the name of each further flag to its default and its help text.
+    `extra` maps the name of each additional flag to its default and its help text.
     """
     parser = argparse.ArgumentParser(prog=f"ppo_{script}.py")
-    parser.add_argument("--env-id", default="CartPole-v1", help="name in the library")
+    parser.add_argument("--env-id", default="CartPole-v1", help="environment name in the library")
     parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[64, 64])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-timesteps", type=int, default=100 * BATCH_SIZE)

@@ -13,8 +13,8 @@ over the batch; Adam's epsilon is 1e-8; the learning rate decays per epoch; a re
 step; there is no entropy bonus; the gradients of actor and critic are clipped separately.
 
 In JAX, skrl computes the entropy of a policy from its standard deviation, which a categorical
-policy does not have. So entropy_loss_scale would have no effect, and is not set. The GAE of skrl
-unrolls the loop over steps, so the first iteration takes a long time to compile.
+policy does not have. Therefore entropy_loss_scale would have no effect and is not set. The GAE of
+skrl unrolls the loop over steps, so the first iteration takes a long time to compile.
 """
 
 import math

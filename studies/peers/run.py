@@ -3,8 +3,8 @@
     python -m studies.peers.run install studies/peers
     python -m studies.peers.run studies/peers/ppo_sb3.py --seed 1
 
-The first command creates the environments of all files in a folder, so timed runs need not wait for
-uv.
+The first command creates the environments for all files in a folder in advance, so that timed runs
+need not wait for uv.
 """
 
 import os
@@ -32,7 +32,7 @@ def is_installed(file: str) -> bool:
 
 
 def install(file: str) -> None:
-    """Create the environment for a file; PyTorch's CPU index avoids downloading CUDA."""
+    """Create the environment for a file, with the CPU build of PyTorch, which excludes CUDA."""
     print(
         f"uv installs the dependencies of {file}: 1 GB, about a minute the first time", flush=True
     )

@@ -1,4 +1,4 @@
-"""Returns of PPO and SAC on robots by training time on one core."""
+"""Returns of PPO and SAC on robots after the same training time on one core."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ KEYS = ["env_id", "algorithm", "seed"]
 
 
 def read(source: Path) -> pd.DataFrame:
-    """Return KEYS, steps, seconds, return and episodes, per iteration with finished episodes."""
+    """Return one row per iteration in which an episode finished. KEYS are the first columns."""
     data = load(source)
     rows = data.iterations.merge(data.runs[["run", *KEYS, "imports"]], on="run")
     rows["seconds"] = rows["imports"] + rows["time/elapsed"]

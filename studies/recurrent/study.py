@@ -24,7 +24,7 @@ NAMES = {
     MASKED_CARTPOLE: "CartPole without velocities",
     "envs.memory_chain:MemoryChain30": "MemoryChain, 30 steps",
 }
-LAST = 10  # number of last iterations over which the return is averaged
+LAST = 10  # the return is averaged over the last 10 iterations
 
 
 def read(source: Path) -> Experiment:

@@ -25,7 +25,7 @@ ABLATED = {  # environment -> script of the ablation
 
 
 def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
-    """Return one row per run, with the ablated flags, which are True for SAC."""
+    """Return one row per run, including the ablated flags, which are always True for SAC."""
     runs = load(source).runs
     runs = runs[runs["algorithm"] == algorithm].copy()
     settings = runs["settings"].map(json.loads)
@@ -35,7 +35,7 @@ def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
 
 
 def order(name: str) -> str:
-    """Return the sort key of an environment, as listed in ENVIRONMENTS, or of a script, by name."""
+    """Return a sort key: the position of an environment in ENVIRONMENTS, or the script name."""
     return str(ENVIRONMENTS.index(name)) if name in ENVIRONMENTS else name
 
 
@@ -70,7 +70,7 @@ def listed(values: list[float]) -> str:
 
 
 def ablation_table(source: Path) -> Table:
-    """Return the effect of each flag with Welch's interval, one row per environment and flag."""
+    """Return the effect of each flag, with Welch's interval, per environment and flag."""
     runs = read(source)
     rows = []
     for env_id, script in ABLATED.items():
@@ -105,7 +105,7 @@ def compiled_table(source: Path) -> Table:
     cells["PyTorch"] = frame["plain"].map(number)
     cells["compiled PyTorch"] = frame["compiled"].map(number)
     cells["difference"] = texts(frame)
-    return Table("robots_compiled", "Compiled and not", frame, cells)
+    return Table("robots_compiled", "Compiled and uncompiled PyTorch", frame, cells)
 
 
 def curves(source: Path) -> pd.DataFrame:

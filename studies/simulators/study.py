@@ -33,7 +33,10 @@ COLORS = {LINEN: figures.BLUE, TORCH: figures.RED, COMPILED: figures.ORANGE}
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return one row per race: algorithm, whether the simulator waits, step and race times."""
+    """Return one row per race: algorithm, whether the simulator waits, its step time, and times.
+
+    `times` contains the times of all programs in the race.
+    """
     rows = []
     for name, race in races.named(path).items():
         words = name.removeprefix("SAC, ").split()

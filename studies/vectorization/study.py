@@ -1,4 +1,4 @@
-"""Time to step many environments at once, from races of several methods."""
+"""Time to step many environments at once, from races between several methods."""
 
 from pathlib import Path
 

@@ -4,7 +4,7 @@ import argparse
 
 
 def ppo(env_id: str) -> argparse.ArgumentParser:
-    """Return the parser for PPO in Atari; its defaults match CleanRL and our scripts."""
+    """Return the parser for PPO in Atari; its defaults are those of CleanRL and our scripts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--env-id", default=env_id)
     parser.add_argument("--total-timesteps", type=int, default=10_240)

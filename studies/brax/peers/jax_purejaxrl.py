@@ -9,7 +9,7 @@
     git -C ../purejaxrl checkout 31756b197773a52db763fdbe6d635e4b46522a73
     uv run --script studies/brax/peers/jax_purejaxrl.py --checkout ../purejaxrl --num-envs 256
 
-Trains in brax's HalfCheetah. The file supports only brax environments, always with positional
+Trains on brax's HalfCheetah. The file supports only brax environments, always with positional
 physics; here the default backend of its wrapper is changed to spring. Its networks always have two
 layers of 256 units, so run our script with --hidden-sizes 256 256. Differences from our script: a
 truncation counts as a termination; running statistics are updated at each step.

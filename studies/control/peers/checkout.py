@@ -14,9 +14,9 @@ import foreign
 def become(
     args: argparse.Namespace, repository: str, commit: str, file: str, words: list[str]
 ) -> NoReturn:
-    """Replace this process with the unmodified file, run on the CPU with words and args as flags.
+    """Replace this process with a run of the file, on the CPU, with words and args as flags.
 
-    The file runs exactly as its users run it; nothing is patched.
+    The file is not modified, and nothing is patched.
     """
     settings = vars(args)
     path = foreign.unchanged(Path(settings.pop("checkout")), repository, commit, file)
