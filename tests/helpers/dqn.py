@@ -267,7 +267,7 @@ if "ShortCartPole-v0" not in gymnax.registered_envs:
 
 
 class Ends(probes.ProbeSignal):
-    """Episodes with signal 1 terminate after one step. Others are truncated after two steps."""
+    """Probe whose episodes with signal 1 terminate after a step; others are truncated after two."""
 
     def is_terminated(self, state: Any, params: Any) -> jax.Array:
         return state.signal > 0
@@ -302,7 +302,7 @@ class GymnasiumBytes(probes.GymnasiumSignal):
 
 
 class GymnasiumNumbers(GymnasiumBytes):
-    """Observations are float64."""
+    """Environment with float64 observations."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (3,), np.float64)
 
@@ -326,7 +326,7 @@ def step_cartpole(obs: np.ndarray, action: Any) -> tuple[np.ndarray, float, bool
 
 # === Helpers for the DQN and SAC tests ==========================================================
 def statistics(episodes: list[tuple[float, int]]) -> dict[str, float]:
-    """Return the metrics that a script logs for an iteration with the episodes (return, length)."""
+    """Return the logged metrics of an iteration, given its finished episodes (return, length)."""
     metrics: dict[str, float] = {"charts/episodes": len(episodes)}
     for name, x in zip(("return", "length"), np.array(episodes).T, strict=True):
         metrics[f"charts/episodic_{name}"] = x.mean()
@@ -336,7 +336,7 @@ def statistics(episodes: list[tuple[float, int]]) -> dict[str, float]:
 
 
 def finished_episodes(reward: np.ndarray, done: np.ndarray, num_steps: int) -> list[list]:
-    """Return the episodes (return, length) that finished in each iteration, as one list each.
+    """Return a list per iteration with the episodes (return, length) that finished in it.
 
     reward and done are arrays (T, N). An iteration has num_steps steps.
     """

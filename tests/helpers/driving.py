@@ -22,7 +22,7 @@ def add_grid(project, text, study="mine"):
 
 
 def environment(project, **stand_in):
-    """Return environment variables that make benchmark.sh use this Python and the test's folder."""
+    """Return variables that make benchmark.sh use this Python and the folder of the test."""
     return os.environ | {
         "VENV": sys.prefix,
         "TMPDIR": str(project),

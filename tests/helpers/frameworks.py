@@ -89,13 +89,16 @@ def assert_orthogonal(layers: list[tuple], scales: list[float]) -> None:
 
 
 def next_rate(args: Any) -> Any:
-    """Return the learning rate to expect in the log of the second iteration."""
+    """Return the learning rate that the log of the second iteration should contain."""
     share = 1 - 1 / args.num_iterations if args.anneal_lr else 1
     return pytest.approx(args.learning_rate * share, abs=1e-9)
 
 
 def num_shuffled(args: Any) -> int:
-    """Return how many items update() shuffles: environments in recurrent PPO, else transitions."""
+    """Return the number of items that update() shuffles.
+
+    The items are environments in recurrent PPO, and transitions otherwise.
+    """
     return args.num_envs if hasattr(args, "gru_hidden_size") else args.batch_size
 
 

@@ -16,7 +16,7 @@ SMALL_CONVS = "--conv-channels 4 8 --conv-kernels 3 3 --conv-strides 2 1"
 
 
 class Constant(gymnasium.Env):
-    """All episodes are identical, so a resumed run can equal an uninterrupted one."""
+    """Environment with identical episodes, so a resumed run can equal an uninterrupted one."""
 
     action_space: Any = Discrete(2)
     observation_space: Any = Box(0, 255, (9, 8, 3), np.uint8)
@@ -38,7 +38,7 @@ class Gray(Constant):
 
 
 class First(Constant):
-    """Images are (channels, height, width)."""
+    """Environment with channels-first images: (channels, height, width)."""
 
     observation_space = Box(0, 255, (3, 9, 8), np.uint8)
 
@@ -75,7 +75,7 @@ for kind in (Constant, Gray, First, Large, Floats, Nested, Stacked, Joystick, Bu
 
 
 # === A stand-in for ale-py ======================================================================
-# (reward, lives, terminated, truncated) after each step. The games of an environment are identical.
+# (reward, lives, terminated, truncated) after each step. All games in an environment are identical.
 GAME = [(7, 2, False, False), (0, 1, False, False), (-3, 1, False, False), (400, 0, True, False)]
 CUT_OFF = [(1, 2, False, False), (0, 2, False, True)]
 GAMES = [GAME, CUT_OFF]  # GAME in environments 0, 2, ..., and CUT_OFF in 1, 3, ...

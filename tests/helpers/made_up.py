@@ -65,7 +65,7 @@ def grid(
 
 
 def returning(values: dict[str, Any], env: str = "CartPole-v1", **common: Any) -> pd.DataFrame:
-    """Return runs from final returns. values maps a mode to a list with one return per repeat."""
+    """Return runs with given final returns. values maps a mode to one return per repeat."""
     parts = []
     for mode, returns in values.items():
         part = grid({mode: (6.0, 0.1)}, (env,), repeats=len(returns), **common)
@@ -193,7 +193,7 @@ def write_run(folder: Path, info: dict[str, Any], rows: list[dict[str, Any]] | N
 
 
 def write_plain(folder: Path, **changes: Any) -> Path:
-    """Write a run with the defaults of run_info() except for changes, and return its folder."""
+    """Write a run with the defaults of run_info(), apart from changes, and return its folder."""
     return write_run(folder, run_info(**changes))
 
 

@@ -69,7 +69,7 @@ class ShortCartPole(CartPole):
 
 
 class ProbeSignal(Probe):
-    """The observed signal names the action with reward 1. The other action has reward -1.
+    """The observation, a signal, tells which action has reward 1. The other has reward -1.
 
     Episodes are truncated after 2 steps. If they bootstrap, the value is 1 / (1 - gamma).
     """
@@ -119,7 +119,7 @@ def best_action(signal: Any) -> Any:
 
 
 def nearness(signal: Any, action: Any) -> Any:
-    """Return the reward of an action: 1 for the best action, and less for distant actions."""
+    """Return the reward of an action: 1 for the best, and less for actions farther from it."""
     return 1 - (((action - best_action(signal)) / (HIGH - LOW)) ** 2).mean(-1)
 
 
@@ -192,7 +192,7 @@ class GymnasiumAim(gymnasium.Env):
 
 
 class GymnasiumAimAlike(GymnasiumAim):
-    """All episodes are identical, so a resumed run can equal an uninterrupted one."""
+    """GymnasiumAim with identical episodes, so a resumed run can equal an uninterrupted one."""
 
     signals = (1,)
 
@@ -213,7 +213,7 @@ class GymnasiumIntegers(GymnasiumAim):
 
 
 class GymnasiumDoubles(GymnasiumAim):
-    """The bounds of actions are float64."""
+    """Environment with float64 action bounds."""
 
     action_space = gymnasium.spaces.Box(np.float64(LOW), np.float64(HIGH), dtype=np.float64)
 

@@ -216,7 +216,7 @@ class WholeRun(NamedTuple):
     """A run of five iterations, with checkpoints after the second, fourth and fifth."""
 
     folder: Path
-    saved: Path  # has subfolders 2, 4 and 5 with these checkpoints
+    saved: Path  # the checkpoints after iterations 2, 4 and 5, in subfolders 2, 4 and 5
     counts: list[dict[str, int]]  # per iteration
 
 
@@ -237,7 +237,7 @@ def op_by_op(monkeypatch, script):
     """Skip torch.compile, which is slow, and pass arrays to JAX by DLPack as on a GPU.
 
     JAX compiles separately for arrays from DLPack, because they are committed to a device. On a
-    GPU, such arrays must be aligned to 16 bytes. Entire tensors are, but views may not be.
+    GPU, such arrays must be aligned to 16 bytes. Complete tensors are aligned; views may not be.
     """
 
     def to_jax(tensor):

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import subprocess
+import sys
+import threading
 import time
 from typing import Any
 
@@ -49,7 +51,7 @@ class Scripted(gymnasium.Env):
 
 
 class Rich(Scripted):
-    """The sum of the rewards is not exact in float32."""
+    """Environment with rewards whose sum is not exact in float32."""
 
     def step(self, action: Any) -> tuple:
         obs, _, _, _, info = super().step(action)
@@ -58,7 +60,7 @@ class Rich(Scripted):
 
 
 class Constant(gymnasium.Env):
-    """All episodes are identical and have one step."""
+    """Environment in which all episodes are identical and have one step."""
 
     action_space = gymnasium.spaces.Discrete(2)
     observation_space = gymnasium.spaces.Box(0, 1, (4,), np.float32)
@@ -180,6 +182,50 @@ class FailsInWorker(Scripted):
             raise ArmError("the left arm is not there")
 
 
+class ConnectionFails(Scripted):
+    def __init__(self) -> None:
+        raise ConnectionResetError("the simulator hung up")
+
+
+class Exits(Later):
+    def fail(self) -> None:
+        sys.exit()
+
+
+class ExitsAtStart(Scripted):
+    def __init__(self) -> None:
+        sys.exit()
+
+
+class TwoArgumentsError(Exception):
+    """Exception that cannot be created from a message alone, and cannot be pickled."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class FailsWithTwoArguments(Later):
+    def fail(self) -> None:
+        raise TwoArgumentsError("the left arm has fallen off", 7)
+
+
+class FloatImages(Scripted):
+    """The observations do not have the dtype of the observation space."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (2, 2), np.uint8)
+
+    def observe(self, action: int) -> np.ndarray:
+        return np.full((2, 2), 0.5)
+
+
+class FlatObs(Scripted):
+    """The observations do not have the shape of the observation space."""
+
+    def observe(self, action: int) -> np.ndarray:
+        return super().observe(action).ravel()
+
+
 class Quits(Later):
     """Exits in the second episode, as if the process had been killed because memory ran out."""
 
@@ -189,6 +235,7 @@ class Quits(Later):
 
 KINDS = (Scripted, Rich, Constant, Sensor, ContinuousSensor, BrokenSensor, NeedsNoOptions, Parent)
 KINDS += (OnlyObs, Needs, Fails, FailsAtStart, FailsInWorker, Quits)
+KINDS += (ConnectionFails, Exits, ExitsAtStart, FailsWithTwoArguments, FloatImages, FlatObs)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:
         gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")
