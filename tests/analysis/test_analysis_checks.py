@@ -1,4 +1,4 @@
-"""Warnings about runs, and the checks before a study is packed."""
+"""Warnings about runs, and the checks before runs are packed into a study."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Escaping of text on the page, in CSV, in a terminal and in figures; layout of the figures."""
+"""Escaping of text on the report page, in CSV, in a terminal and in figures; layout of figures."""
 
 import base64
 import random
@@ -32,7 +32,7 @@ GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])  # does not
 
 
 def sections_of(words):
-    """Return the sections of a page. Every text on the page is one of the words."""
+    """Return the sections of a page on which every text is one of the words."""
     first, text, one, two, plot, caption, note, *rest = words
     cells = pd.DataFrame([rest[2:4], [rest[4], "-"]], dtype=object)
     cells.columns = pd.Index(rest[:2], dtype=object)

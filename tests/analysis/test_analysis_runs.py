@@ -149,7 +149,7 @@ def test_a_resumed_run_has_returns_but_no_durations(tmp_path):
 
 
 def test_a_dqn_run_has_the_returns_of_its_evaluations(tmp_path):
-    """At 30 episodes per iteration, the last 100 come from three and a third iterations."""
+    """With 30 episodes per iteration, the last 100 come from the last 3 1/3 iterations."""
     args = {"num_envs": 1, "num_steps": 500, "total_timesteps": 6000, "env_id": "Breakout-MinAtar"}
     info = run_info(script="dqn_linen", args=args)
     del info["args"]["sync_for_timing"]  # DQN scripts do not have this flag
@@ -361,8 +361,8 @@ def test_saving_and_loading_a_study_is_exact(tmp_path):
 def from_wandb(name, info, summary, rows, state="finished"):
     """Return an object like a run from the W&B client.
 
-    Its rows are numbered, its summary lacks values that are null, and its config contains the
-    values that are known at the start of the run.
+    Its rows are numbered, its summary omits null values, and its config contains the values that
+    are known at the start of the run.
     """
     kept = {key: x for key, x in summary.items() if x is not None}
     history = [row | {"_step": i} for i, row in enumerate(rows)]

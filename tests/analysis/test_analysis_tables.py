@@ -48,7 +48,7 @@ def test_the_seed_replaces_a_missing_repeat_and_one_of_them_is_required(tmp_path
     assert data.runs["repeat"].tolist() == [3, 1, 4] * 2
     assert data.left_out == dict.fromkeys(("r2", "r6"), "it has neither repeat nor seed")
     data = load(write_table(tmp_path / "2.csv", foreign_runs(repeat=1)))
-    # Of several rows with the same repeat, the last one counts.
+    # If several rows have the same repeat, the last one counts.
     assert data.runs["run"].tolist() == ["r3", "r7"]
 
 
@@ -148,7 +148,7 @@ def test_unusual_tables_give_a_report(tmp_path, monkeypatch, case):
     assert (said + errors).replace("\n", "").isprintable()
 
 
-def test_without_process_times_the_report_compares_and_names_total(tmp_path):
+def test_without_process_times_the_report_compares_totals_without_imports(tmp_path):
     runs = foreign_runs(platform="here").drop(columns="process")
     runs["total"] *= [1.0, 1.1, 0.9, 1.2] * 2
     others = runs.assign(platform="elsewhere", total=3 * runs["total"], run="other " + runs["run"])

@@ -1,4 +1,4 @@
-"""benchmark.sh with stand-ins for the training scripts, and one small grid of real scripts."""
+"""Run benchmark.sh with stand-ins for the training scripts, and a small grid of real scripts."""
 
 import json
 import os
@@ -419,7 +419,7 @@ def without_settings(project):
 
 
 def test_wandb_groups_and_notes(project):
-    """W&B runs are online if the server accepts the API key. The stand-in for wandb accepts it."""
+    """W&B runs are online if the server accepts the API key; the stand-in for wandb accepts it."""
     (project / "wandb.py").write_text("def login(verify):\n    return verify\n")
     flags = ("quick", "--only", "linen", "--repeats", "2", "--track", "--notes", "it's\n@5")
     another = {"WANDB_RUN_GROUP": "another", "WANDB_NOTES": "another"}

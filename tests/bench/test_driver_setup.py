@@ -124,7 +124,7 @@ def test_the_lock_file_contains_every_pinned_requirement():
 
 # === bench/machine.py ===========================================================================
 def test_description_of_the_machine_and_the_commit(tmp_path):
-    """The stdout of a failed tool is ignored, and so is the stderr of any tool."""
+    """The stdout of failed tools and the stderr of all tools are ignored."""
     script = tmp_path / "ppo_mine.py"
     script.write_text("")
 

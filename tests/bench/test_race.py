@@ -159,7 +159,7 @@ def test_a_path_may_contain_a_space(tmp_path):
         (["a.py", "a.py"], ["a.py (1)", "a.py (2)"]),
     ],
 )
-def test_names_contain_only_what_differs(texts, names):
+def test_names_contain_only_the_parts_that_differ(texts, names):
     programs = [Program(x, [], b"", "", Path(x.split()[0]), None) for x in texts]
     assert race_module.names_of(programs) == names
 

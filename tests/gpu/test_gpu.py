@@ -44,7 +44,7 @@ def folder_flags(name, folder, iterations):
 
 
 def run(start, name, folder, *flags, iterations=5, **variables):
-    """Train to the end. Return the metrics."""
+    """Run the training to the end and return the metrics."""
     process = start(name, *folder_flags(name, folder, iterations), *flags, **variables)
     process.communicate(timeout=300)
     assert process.returncode == 0
@@ -52,7 +52,7 @@ def run(start, name, folder, *flags, iterations=5, **variables):
 
 
 def assert_same_first_iteration(rows, expected):
-    """Compare only the first iteration: later, different rounding can change the actions."""
+    """Compare only the first iteration; after it, rounding errors can change the actions."""
     assert rows[0] == pytest.approx(expected[0], rel=1e-2, abs=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""The recipes in docs/: read their code from the pages, and run it as a reader would."""
+"""Read the code of the recipes in docs/ from the pages, and run it as a reader would."""
 
 import ast
 import csv
@@ -436,7 +436,7 @@ def test_a_linen_run_becomes_a_pytorch_agent(linen, pytorch, whole_run):
 
 
 @pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
-def test_the_pytorch_policy_acts_as_the_linen_policy(linen, pytorch, whole_run):
+def test_the_pytorch_policy_acts_like_the_linen_policy(linen, pytorch, whole_run):
     folder = whole_run(linen).folder
     obs = observations(folder, 300)
     with torch.no_grad():
@@ -450,7 +450,7 @@ def assert_same_actions(ours, theirs):
 
 
 @pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
-def test_onnx_runtime_acts_as_the_linen_policy(linen, pytorch, whole_run, tmp_path, monkeypatch):
+def test_onnx_runtime_acts_like_the_linen_policy(linen, pytorch, whole_run, tmp_path, monkeypatch):
     """The batch size may differ from the one used for the export."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
@@ -500,7 +500,7 @@ def test_a_linen_agent_with_a_convolution_becomes_a_pytorch_agent(convolved):
         np.testing.assert_allclose(our, their.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_onnx_runtime_acts_as_a_policy_with_a_convolution(convolved):
+def test_onnx_runtime_acts_like_a_policy_with_a_convolution(convolved):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     exec(blocks("extend", PLACE, "python")[2], convolved)

@@ -145,7 +145,7 @@ def built(tmp_path_factory):
 
 
 def test_the_page_is_smaller_than_a_megabyte(built):
-    """Building the page also fails if an excerpt is missing, or a section that has a note."""
+    """The build also fails if an excerpt is missing, or a section that notes.toml mentions."""
     assert built.stat().st_size < 1_000_000
 
 

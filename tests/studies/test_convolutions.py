@@ -1,4 +1,4 @@
-"""The convolutions study, which compares convolutions in JAX on a CPU."""
+"""Code of the convolutions study, which compares convolutions in JAX on a CPU."""
 
 import json
 import re
@@ -20,14 +20,14 @@ REFERENCE = "Linen, nn.Conv, Python loop"
 
 @cache
 def losses_of(way):
-    """Return the losses in two epochs. In the second epoch they depend on all earlier gradients."""
+    """Return the losses in two epochs; in the second, they depend on all earlier gradients."""
     batches = measure.make_batches(SHAPE, 16)
     epoch, _ = measure.WAYS[way](batches, measure.make_params(SHAPE, FLAGS), FLAGS)
     return np.concatenate([epoch(), epoch()])
 
 
 @pytest.mark.parametrize("way", [x for x in measure.WAYS if x != REFERENCE])
-def test_every_variant_trains_alike(way):
+def test_all_variants_train_identically(way):
     expected = losses_of(REFERENCE)
     assert abs(expected[4:] / expected[:4] - 1).min() > 1e-3  # training changes the losses
     tolerance = 2e-3 if "bfloat16" in way else 1e-5

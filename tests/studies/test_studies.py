@@ -1,4 +1,4 @@
-"""Tables, figures and measurements of studies.
+"""Tables, figures and measurements in studies.
 
 test_docs.py compares the tables of the committed studies with their pages. These tests cover cases
 that do not occur there.
@@ -130,7 +130,7 @@ def test_simulators_are_compared_with_the_same_vectorization(tmp_path):
 
 # === Simulators =================================================================================
 def test_slow_environments_take_the_time_in_their_name():
-    """Subtract the time of Slow0. Use the fastest of many steps, because other load adds time."""
+    """Subtract the step time of Slow0; use the fastest step, because other load adds time."""
 
     def shortest_step(name, steps):
         env = gymnasium.make(f"studies.simulators.slow:{name}").unwrapped
@@ -257,7 +257,7 @@ def test_other_vector_environments_restart_only_finished_episodes(how):
 
 
 # === Limits =====================================================================================
-def test_matrix_products_are_those_of_a_training_step_in_both_frameworks():
+def test_matrix_products_match_a_training_step_in_both_frameworks():
     args = ppo_linen.Args(hidden_sizes=(3,), num_envs=2, num_steps=4, num_minibatches=2)
     layers = limits_measure.make_layers(args, SimpleNamespace(obs_shape=(2,), num_actions=5))
     assert [x.shape for layer in layers[:2] for x in layer] == [

@@ -1,4 +1,4 @@
-"""Programs that the studies run: agents side by side, the evaluation in Doors, other libraries."""
+"""Programs that studies run: agents side by side, the evaluation in Doors, and other libraries."""
 
 import importlib
 import json
