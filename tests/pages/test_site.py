@@ -153,7 +153,7 @@ def test_a_missing_package_is_a_one_line_error():
     command = [sys.executable, "-IS", ROOT / "site/build.py"]
     done = subprocess.run(command, capture_output=True, text=True)
     how = "Run: ./setup.sh && source .venv/bin/activate"
-    assert (done.returncode, done.stderr) == (2, f"site: No module named 'pandas': {how}\n")
+    assert (done.returncode, done.stderr) == (2, f"site: No module named 'pandas'. {how}\n")
 
 
 def test_the_page_shows_code_verbatim(built):
