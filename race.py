@@ -48,7 +48,7 @@ from analysis.schema import clean
 from bench import machine
 from bench.interleave import Interleaved, Program, Runner, Settings
 
-DISCARDED = 2  # number of discarded rounds: caches fill and the clock frequency settles
+DISCARDED = 2  # rounds discarded at the start, while caches and the clock frequency settle
 MIN_TURNS = 10  # minimum number of rounds after the discarded ones
 PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "torch", "numpy", "gymnax", "gymnasium")
 

@@ -254,7 +254,8 @@ def report_failure(run: Run, event: dict[str, Any], output: IO[bytes]) -> None:
 
 def wait_and_make(run: Run, plan: Plan, driver: int, wait: bool) -> int:
     """Execute the run when its GPU is free, unless it is complete by then; return the status."""
-    # One lock per machine, user and GPU. Slurm jobs do not share GPUs, but see equal GPU numbers.
+    # One lock per machine, user and GPU. The Slurm job is part of the name, because different jobs
+    # use different GPUs with the same numbers.
     job, gpus = (os.environ.get(x, "") for x in ("SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"))
     gpu_file = os.environ.get("TMPDIR") or "/tmp"
     gpu_file += f"/ppo-benchmark.{os.getuid()}.{job}.{gpus}.lock"

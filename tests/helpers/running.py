@@ -261,7 +261,7 @@ def make_whole_run(name, runs_dir, begin=None):
 
     def keep(folder, *what):
         save(folder, *what)
-        if folder == whole:  # ignore the folders of single agents
+        if folder == whole:  # ignore the subfolders of individual agents
             (path,) = folder.glob("checkpoint.*")
             place = runs_dir / f"saved/{len(rows(folder))}"
             place.mkdir(parents=True)

@@ -184,7 +184,7 @@ def test_a_convolution_trains_in_every_script(name, tmp_path, monkeypatch):
 
     def keep(folder, *what):
         save(folder, *what)
-        if folder == tmp_path / "run":  # skip the folders of single agents
+        if folder == tmp_path / "run":  # skip the subfolders of individual agents
             sizes = (16, 32) if name in DQN_SCRIPTS else (INPUTS[env_id], 16)
             saved.append(kernels_of(folder, *sizes))
 

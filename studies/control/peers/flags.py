@@ -4,7 +4,7 @@ import argparse
 
 
 def ppo(env_id: str = "HalfCheetah-v5") -> argparse.ArgumentParser:
-    """Return the parser for continuous PPO; its defaults are the shared settings."""
+    """Return the parser for continuous PPO; its defaults are the settings of all libraries."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--env-id", default=env_id)
     parser.add_argument("--total-timesteps", type=int, default=20_480)
