@@ -23,7 +23,7 @@ POLL = 0.002  # seconds between checks for new progress lines
 @dataclass
 class Settings:
     turns: int = 60  # maximum number of rounds; in a round, each program has one turn
-    seconds: float = 1.0  # minimum duration of a turn; the last iteration is completed
+    seconds: float = 1.0  # minimum duration of a turn, which ends with an iteration
     warm_up: int = 3  # iterations before the first turn; DQN and SAC need more
     apart: bool = False  # start programs one after the other, for GPUs; see docs/benchmark.md
     cores: str = ""  # CPUs that the programs may use, such as 0 or 0,1; by default all
