@@ -1,4 +1,4 @@
-"""Analyze runs and races: python -m analysis report, race or pack."""
+"""Analyze training runs and races: python -m analysis {report,race,pack} ..."""
 
 import argparse
 import os
@@ -95,7 +95,7 @@ def show_race(args: argparse.Namespace) -> int:
 def pack(args: argparse.Namespace) -> int:
     """Check runs, and save them as a study: a table of runs and a table of iterations."""
     if (args.out is None) != args.check:
-        raise SourceError("pack needs a folder to write to, or --check")
+        raise SourceError("pack needs either a folder to write to or --check")
     if args.out and any(args.out.glob("**/run.json")):
         raise SourceError(f"{args.out} contains runs; choose another folder")
     data = load(args.runs, names=args.names)
@@ -118,7 +118,7 @@ def main() -> None:
         status = args.run(args)
         sys.stdout.flush()  # raises BrokenPipeError if the reader has exited
         sys.exit(status)
-    except BrokenPipeError:  # for example in: report RUNS | head
+    except BrokenPipeError:  # for example, in `report RUNS | head`
         # Python flushes stdout again at exit, so redirect it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # exit status of a program killed by SIGPIPE

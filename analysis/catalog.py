@@ -1,6 +1,6 @@
-"""Load the constants of the project: scripts, networks, environments and table columns.
+"""Load project constants: the scripts, networks, environments and table columns.
 
-This module imports only the standard library, so programs that need only its constants start fast.
+This module imports only the standard library, so it is fast to import.
 """
 
 import csv

@@ -30,7 +30,7 @@ def answer_warnings(experiment: Experiment) -> list[str]:
         which = f"{loaded} of {pluralize([len(runs)], 'run')}"
         found.append(
             f"Other processes used the machine when {which} started, so times may be too long. "
-            "The section \u201cThe runs\u201d lists them."
+            "For the names of these runs, see the section \u201cThe runs\u201d."
         )
     if experiment.by_hand:
         found.append(BY_HAND)
@@ -43,7 +43,7 @@ def run_warnings(data: Data) -> list[str]:
     runs = timed(data.runs)
     found = {
         "left out": [f"{name} ({reason})" for name, reason in data.left_out.items()],
-        "diverged: the last losses are NaN or infinite": diverged(data),
+        "diverged (the last losses are NaN or infinite)": diverged(data),
         "started while other processes used the machine": list(under_load(runs)["run"]),
         "started with uncommitted changes": list(changed(data.runs)["run"]),
     }
@@ -58,7 +58,7 @@ def changed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def diverged(data: Data) -> list[str]:
-    """Return the runs whose last losses are not finite, if their script logs losses."""
+    """Return the names of the runs that log losses and whose last losses are not finite."""
     rows = data.iterations.merge(data.runs[["run", "mode"]], on="run")
     finite = rows[LOSSES].notna().any(axis=1)
     is_logged = finite.groupby(rows["mode"]).transform("any")
@@ -82,7 +82,7 @@ def problems(data: Data) -> list[str]:
     if any(runs.loc[runs[name] != "", name].nunique() > 1 for name in VERSIONS):
         found.append("different versions of Python or packages")
     if (runs["commit"] == "").any() or len(changed(runs)):
-        found.append("runs of scripts that are not committed, so they cannot be reproduced")
+        found.append("some runs used code that was not committed, so they cannot be reproduced")
     several = {
         "resumed": runs["resumed"].sum(),
         "started while other processes used the machine": len(under_load(runs)),
@@ -102,7 +102,7 @@ def without_length(settings: str) -> str:
 def missing(runs: pd.DataFrame) -> list[str]:
     """Return a sentence for each script that lacks runs that another script has."""
     if runs["num_agents"].notna().any():
-        return []  # variants with several agents or processes have more seeds than others
+        return []  # variants with several agents or processes may have more seeds than others
     grid = ["sync", "env_id", "size", "num_iterations", "repeat"]
     blocks = runs[grid].drop_duplicates()
     lines = []

@@ -46,7 +46,8 @@ def require_completed(info: dict[str, Any]) -> None:
 def describe(info: dict[str, Any]) -> dict[str, Any]:
     """Return the row for a run; raise SourceError, with the reason, if the run is not complete.
 
-    info contains run.json, the lines of metrics.jsonl as "metrics", and optionally "evaluations".
+    info contains the fields of run.json, the lines of metrics.jsonl as "metrics", and optionally
+    the results of evaluate.py as "evaluations".
     """
     require_completed(info)
     args = info["args"]
@@ -56,7 +57,7 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
     num_iterations = args["total_timesteps"] // batch_size
     iterations = [row["iteration"] for row in metrics]
     if len(iterations) != num_iterations or iterations != list(range(num_iterations)):
-        raise SourceError(f"{len(metrics)} iterations instead of {num_iterations}, from 0 on")
+        raise SourceError(f"the logged iterations are not 0 to {num_iterations - 1}")
     values = dict(info)
     for part in ("args", "versions", "evaluations"):
         values |= {f"{part}.{name}": x for name, x in info.get(part, {}).items()}
@@ -87,7 +88,7 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def algorithm_of(script: str, args: Collection[str] = ()) -> str:
-    """Return the algorithm from scripts.toml, or guess it from name and arguments, or return ""."""
+    """Return the algorithm in scripts.toml; otherwise guess it, or return "" if that fails."""
     if script in SCRIPTS:
         return SCRIPTS[script]["algorithm"]
     for algorithm, argument in ARGUMENT_OF.items():
@@ -97,7 +98,7 @@ def algorithm_of(script: str, args: Collection[str] = ()) -> str:
 
 
 def framework_of(info: dict[str, Any]) -> str:
-    """Return the framework, from scripts.toml or else from the packages that the script uses."""
+    """Return the framework in scripts.toml; otherwise guess it from the packages that are used."""
     if info["script"] in SCRIPTS:
         return SCRIPTS[info["script"]]["framework"]
     packages = [x for x in ("torch", "equinox", "flax") if x in info.get("versions", {})]
@@ -120,7 +121,7 @@ def environment_of(args: dict[str, Any]) -> str:
 
 
 def variant_of(info: dict[str, Any]) -> str:
-    """Return the script name with the options that change how it runs, or "" without any."""
+    """Return the script name with the options that change how it runs, or "" if there are none."""
     name = info["script"]
     if info["args"].get("vectorization", "sync") != "sync":
         name += f" --vectorization {info['args']['vectorization']}"
@@ -134,7 +135,8 @@ def variant_of(info: dict[str, Any]) -> str:
 def platform_of(info: dict[str, Any]) -> str:
     """Return the platform, such as "Linux, H200, driver 570, AMD EPYC, 16 cores, machine 3fa9".
 
-    The platform is unknown unless RUN_INFO described the machine, as benchmark.sh ensures.
+    It is "unknown" unless the environment variable RUN_INFO described the machine when the run
+    started. benchmark.sh sets this variable.
     """
     gpu = [] if info["device"] == "cpu" else [info["device"]]
     if not info.get("os"):
@@ -152,14 +154,14 @@ def platform_of(info: dict[str, Any]) -> str:
 
 
 def date_of(started: object) -> object:
-    """Convert seconds since 1970 to an ISO 8601 date; return anything else unchanged."""
+    """Convert a Unix time in seconds to an ISO 8601 date; return anything else unchanged."""
     if not isinstance(started, int | float):
         return started
     return datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
 
 
 def durations_of(info: dict[str, Any]) -> dict[str, float]:
-    """Return durations in seconds; those that include imports need a recorded launch time."""
+    """Return durations in seconds; durations that include imports need a recorded launch time."""
     metrics = info["metrics"]
     first = metrics[0]["time/iteration"]
     setup = metrics[0]["time/elapsed"] - first
@@ -189,10 +191,10 @@ def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
 
 
 def running_return(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the mean of the last LAST_EPISODES returns after each iteration, or NaN if too few.
+    """Return the mean of the last LAST_EPISODES returns after each iteration.
 
-    Only the mean return of each iteration is known, so it stands for the return of every episode
-    in that iteration.
+    The result is NaN while fewer episodes have finished. Only the mean return of each iteration is
+    known, so it is used as the return of every episode in that iteration.
     """
     counts = np.where(np.isnan(means), 0, np.nan_to_num(counts))
     ends = np.append(0, np.cumsum(counts))

@@ -25,8 +25,8 @@ from analysis import schema
 from analysis.formatting import number
 from analysis.stats import Interval
 
-# Figure widths in inches: with several panels, with one panel, and in bar charts. On a web
-# page, 9-point text is 11 pixels high in a figure of WIDTH. Bar charts are readable on a phone.
+# Widths in inches of figures with several panels, figures with one panel, and bar charts. On a web
+# page, 9-point text in a figure of WIDTH is 11 pixels high. BARS is readable on a phone.
 WIDTH, LONE = 11.0, 9.0
 BARS = 4.6
 DARK, GREY = "#333333", "#666666"
@@ -139,9 +139,10 @@ def bars(
     """Plot durations: one panel per network size, and one stacked bar per variant.
 
     Variants are in the order of styles. rows has the columns size and mode, a column per key of
-    parts, and low and high, the interval of the total, or NaN. An interval that extends far beyond
-    all bars in its panel is truncated and marked. parts maps columns to names in the legend. The
-    last part has the color of the variant; the other parts are paler.
+    parts, and the columns low and high, which contain the ends of the interval of the total, or
+    NaN. An interval that extends far beyond all bars in its panel is truncated and marked. parts
+    maps columns to names in the legend. The last part has the color of the variant; the other
+    parts are paler.
     """
     sizes = list(rows["size"].unique())
     modes = [mode for mode in styles if mode in set(rows["mode"])]
@@ -195,8 +196,8 @@ def bands(
 ) -> Figure:
     """Plot the mean of each variant as a line, and its interval, if any, as a band.
 
-    points has the columns panel, mode, x, estimate, low and high, and optionally least and most,
-    the range of the y axis. A band that leaves this range is truncated and marked.
+    points has the columns panel, mode, x, estimate, low and high. The optional columns least and
+    most limit the y axis; a band that extends beyond these limits is truncated and marked.
     """
     is_cut = False
     panels = list(points["panel"].unique())
@@ -230,7 +231,7 @@ def bands(
 
 
 def fit(axes: Axes, points: pd.DataFrame, styles: dict[str, Style]) -> bool:
-    """Limit the y axis to least and most; mark bands beyond it, and return whether any are."""
+    """Limit the y axis to least and most, mark truncated bands, and return whether any exist."""
     least = points["least"].min()
     most = points["most"].max()
     margin = 0.05 * (most - least)
@@ -299,7 +300,7 @@ def spread(values: pd.DataFrame, intervals: dict[str, Interval], xlabel: str) ->
 
 @styled
 def ratios(panels: dict[str, pd.DataFrame], ours: Iterable[str], xlabel: str) -> Figure:
-    """Plot one bar per program, the shortest first; `ours` and the others differ in color.
+    """Plot one bar per program, the shortest first; programs in `ours` have their own color.
 
     panels maps titles to tables with the columns program, estimate, low and high.
     """

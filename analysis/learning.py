@@ -32,7 +32,7 @@ def load_environments() -> dict[str, Environment]:
 
 
 def learned(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with a final return and the usual length for their environment and size."""
+    """Return runs with a final return and the most common length in their environment and size."""
     runs = runs.dropna(subset=["final_return"])
     cells = [stats.of_length(cell) for _, cell in runs.groupby(["size", "env_id"], sort=False)]
     return pd.concat([runs.head(0), *cells])
@@ -40,11 +40,12 @@ def learned(runs: pd.DataFrame) -> pd.DataFrame:
 
 # === Final returns ==============================================================================
 def returns(experiment: Experiment, environments: dict[str, Environment]) -> pd.DataFrame:
-    """Return the mean and median final return, and the result of a test, by CELL.
+    """Return the mean and median final return, and the result of an equivalence test, by CELL.
 
-    verdict is "as MODE" if the returns are identical to those of another variant, "no margin" if
-    the environment has none, "all alike" if all runs are equal, and otherwise the result of
-    equivalence() with the baseline. Cells in which no variant has LEAST_RUNS runs are omitted.
+    verdict is "as MODE" if the returns are identical to the returns of another variant, "no
+    margin" if the environment has none, "all alike" if all runs are equal, and otherwise the
+    result of equivalence() with the baseline. Cells in which no variant has LEAST_RUNS runs are
+    omitted.
     """
     rows = []
     baseline = experiment.baseline
@@ -136,12 +137,12 @@ def progress(experiment: Experiment) -> pd.DataFrame:
 def targets(experiment: Experiment, environments: dict[str, Environment]) -> pd.DataFrame:
     """Return the median time in seconds until the mean return reached the target, by CELL.
 
-    A run that never reached the target counts as the slowest. Environments and sizes in which no
-    run reached the target are omitted.
+    A run that never reached the target counts as slower than all others. Environments and sizes
+    in which no run reached the target are omitted.
     """
     points = curves(experiment._replace(runs=timed(experiment.runs)))
     known = {x: y.target for x, y in environments.items()}
-    points["target"] = points["env_id"].map(known).astype(float)  # also if there are no rows
+    points["target"] = points["env_id"].map(known).astype(float)  # float even if there are no rows
     points = points.dropna(subset=["target", "seconds", "return"])
     points["hit"] = points["seconds"].where(points["return"] >= points["target"], np.inf)
     runs = points.groupby([*CELL, "target", "run"], as_index=False)["hit"].min()

@@ -19,7 +19,7 @@ from analysis.catalog import SCRIPTS, SIZES
 from analysis.describe import WITHOUT_JIT
 from analysis.runs import Data, is_untimed
 
-BASELINES: dict[tuple, str] = {}  # algorithm and setting -> the first script
+BASELINES: dict[tuple, str] = {}  # (algorithm, setting) -> the first script
 for name, row in SCRIPTS.items():
     BASELINES.setdefault((row["algorithm"], row["setting"]), name)
 # Order of the variants in tables and figures; all others follow alphabetically.
@@ -42,7 +42,7 @@ class Experiment(NamedTuple):
     synced: pd.DataFrame  # runs with --sync-for-timing and steady phases
     iterations: pd.DataFrame  # the iterations of `runs`
     baseline: str
-    by_hand: bool = False  # the machine is unknown, unlike in other experiments
+    by_hand: bool = False  # whether the machine is unknown, although other experiments record it
 
 
 # === Experiments ================================================================================
@@ -64,7 +64,7 @@ def experiments(data: Data, baseline: str | None = None) -> list[Experiment]:
 
 
 def is_by_hand(runs: pd.DataFrame) -> bool:
-    """Return whether scripts were started without benchmark.sh, so their machine is unknown."""
+    """Return whether the scripts were started without benchmark.sh, so the machine is unknown."""
     known = (runs["machine"] != "") | runs["load"].notna() | runs["cores"].notna()
     return not known.any() and bool((runs["script"] != "").all())
 
@@ -101,7 +101,7 @@ def differ(runs: pd.DataFrame, others: pd.DataFrame) -> bool:
 
 
 def titles_of(groups: Sequence[pd.DataFrame]) -> list[str]:
-    """Return the title of each group: the platform, and algorithm and settings if they differ."""
+    """Return a title per group: the platform, plus the algorithm and settings if they differ."""
     heads = [group.iloc[0] for group in groups]
     several = len({x["algorithm"] for x in heads}) > 1
     titles = []
@@ -115,7 +115,7 @@ def titles_of(groups: Sequence[pd.DataFrame]) -> list[str]:
 
 
 def differences(texts: Sequence[str]) -> dict[str, str]:
-    """Return the hyperparameters that differ between several JSON texts, by text."""
+    """Map each JSON text to its values of the hyperparameters in which the texts differ."""
     settings = {text: as_object(text) for text in texts}
     names = sorted({name for x in settings.values() for name in x})
     several = [x for x in names if len({json.dumps(y.get(x)) for y in settings.values()}) > 1]
@@ -151,17 +151,20 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def timed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with durations: not resumed, and only the first agent of a program."""
+    """Return the runs with durations; resumed runs and all agents but the first have none."""
     return runs[~is_untimed(runs)]
 
 
 def under_load(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that started under load; the previous run may account for a load of 1."""
+    """Return the runs that started under load.
+
+    The load average may still include a load of 1 from the previous run.
+    """
     return runs[runs["load"] > runs["cores"] + 1]
 
 
 def shared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs in environments that all variants have in common; there may be none.
+    """Return the runs in the environments that all variants have in common; there may be none.
 
     If a variant lacks environments, exclude either these environments or the variant, whichever
     leaves more pairs to compare.
@@ -250,7 +253,7 @@ def compiling(experiment: Experiment) -> pd.DataFrame:
 
 
 def contenders(runs: pd.DataFrame, contender: str, baseline: str) -> pd.DataFrame:
-    """Return the ratio of each contender, such as a platform, to the baseline."""
+    """Return the ratios of the times of each contender, such as a platform, to the baseline."""
     runs = timed(runs)
     keys = ("settings", "size", "mode")
     values = ["startup", "steady", whole(runs) or "process"]
@@ -267,9 +270,9 @@ def contenders(runs: pd.DataFrame, contender: str, baseline: str) -> pd.DataFram
 def crossings(experiment: Experiment) -> pd.DataFrame:
     """Return the number of iterations after which compiled code overtakes eager code.
 
-    At this number n, the means of startup + (n - 1) steady are equal; `seconds` is their value.
-    Compiled code is significantly slower before `low` and significantly faster after `high`
-    (Fieller).
+    At this number n, the means of startup + (n - 1) * steady are equal; `seconds` is their value.
+    Compiled code is significantly slower before `low` and significantly faster after `high`,
+    the ends of the Fieller interval.
     """
     rows = []
     runs = timed(experiment.runs).dropna(subset=["startup", "steady"])

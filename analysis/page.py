@@ -167,7 +167,7 @@ def write(title: str, sections: list[Section], out: Path) -> None:
 
 
 def html(block: Section | Block, image: bytes = b"") -> str:
-    """Return a block, or the title of a section, as HTML; image is the PNG file of a Plot."""
+    """Return a block, or the title of a section, as HTML; image is the PNG data of a Plot."""
     template = TEMPLATES.get_template("block.html")
     kind = type(block).__name__
     numeric = numeric_columns(block.cells) if isinstance(block, Table) else []
@@ -180,7 +180,7 @@ def base64_of(image: bytes) -> str:
 
 def show(section: Section) -> None:
     """Show a section in a notebook, as HTML and as Markdown."""
-    from IPython.display import display  # takes half a second, and only notebooks need it
+    from IPython.display import display  # slow to import, and only notebooks need it
 
     for block in [section, *section.blocks] if section.title else section.blocks:
         shown: dict[str, Any] = {"text/plain": markdown(block)}

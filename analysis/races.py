@@ -1,8 +1,8 @@
-"""Read and summarize the output of race.py, which runs programs interleaved.
+"""Read and summarize the output of race.py, which interleaves programs.
 
 A race is stored as lines of JSON. The first line describes the programs, the machine and the
-settings. Every other line is a turn of one program: the number of iterations and their duration in
-seconds. In each round, every program has one turn.
+settings. Each further line is a turn of one program: the number of iterations and their duration
+in seconds. In each round, every program has one turn.
 """
 
 import json
@@ -33,10 +33,10 @@ class Info(BaseModel, extra="allow"):
     """Fields in the first line of a race."""
 
     programs: list[str]
-    # Number of rounds at the start that are not evaluated; older files call it thrown_away.
+    # Number of initial rounds that are ignored; older files call it thrown_away.
     discarded: int = Field(validation_alias=AliasChoices("discarded", "thrown_away"))
     args: dict[str, Any]
-    steps: list[int | None] = []  # environment steps per iteration for each program, if known
+    steps: list[int | None] = []  # environment steps per iteration of each program, if known
 
 
 class Race(NamedTuple):
@@ -69,14 +69,14 @@ class Race(NamedTuple):
         return set(self.times()) <= set(self.steps())
 
     def compared_times(self) -> pd.DataFrame:
-        """Return times() per environment step if all steps are known, or else per iteration."""
+        """Return times() per environment step if all steps are known; otherwise, per iteration."""
         times = self.times()
         if not self.is_per_step():
             return times
         return times / pd.Series(self.steps())[times.columns]
 
     def ratios(self) -> dict[str, Interval]:
-        """Return the time of each other program divided by the time of the first, by name."""
+        """Return, by program name, the ratio of each time to the time of the first program."""
         times = self.compared_times()
         first = self.first()
         return {x: ratio_of(times[x], times[first]) for x in times.columns if x != first}
@@ -92,7 +92,9 @@ class Race(NamedTuple):
         return [sentence(name, first, ratio, within) for name, ratio in self.ratios().items()]
 
     def turns_needed(self, within: float) -> float:
-        """Estimate the number of rounds until all ratios are known; NaN with too few rounds.
+        """Estimate the number of rounds until all ratios have the relative precision `within`.
+
+        The result is NaN if there are too few rounds.
 
         The width of an interval decreases with the square root of the number of rounds.
         """
@@ -115,7 +117,7 @@ def read(path: Path) -> list[Race]:
             else:
                 races[-1].turns.append(TypeAdapter(Turn).validate_python(row))
         for race in races:
-            race.times()  # fails if a program has two turns in a round
+            race.times()  # raises ValueError if a program has two turns in a round
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise SourceError(f"{path} was not written by race.py: {error}") from error
     return races

@@ -14,7 +14,7 @@ from analysis.measures import Experiment, in_order, timed
 from analysis.page import Block, Bullets, Plot, Section, Table, Text
 from analysis.runs import Data, load
 
-MOST_CHAPTERS = 8  # maximum number of experiments with a chapter; others are only listed
+MOST_CHAPTERS = 8  # maximum number of experiments that are shown; the others are only listed
 # Column -> unit, number of units per second, and name.
 DURATIONS = {
     "process": ("s", 1.0, "entire training"),
@@ -157,7 +157,7 @@ def section(name: str, experiment: Experiment) -> Section | None:
 
 # === All runs ===================================================================================
 def compared(name: str, title: str, frame: pd.DataFrame, caption: str) -> Section:
-    """Return a section with a table that compares platforms or results."""
+    """Return a section with a table that compares platforms or two sets of results."""
     if frame.empty:
         return Section(title, [Text("There are no runs with the same settings to compare.")])
     return Section(title, [tables.contender_table(name, caption, frame)])
@@ -171,7 +171,7 @@ def platform_section(several: Sequence[Experiment]) -> Section | None:
         return None
     baseline = platforms[0]
     frame = measures.contenders(runs, "platform", baseline)
-    caption = f"Time / time on {baseline}, with 95% intervals, in the blocks that both have"
+    caption = f"Time / time on {baseline}, with 95% intervals, over the blocks that both share"
     return compared("platforms", "Platforms", frame, caption)
 
 
@@ -182,8 +182,8 @@ def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
     if runs["platform"].nunique() == old["platform"].nunique() == 1:
         both = both.assign(platform="")  # otherwise runs on different machines are not compared
     frame = measures.contenders(both, "set", "old")
-    caption = "New time / old time, with 95% intervals, in the blocks that both have"
-    return compared("against", "Comparison with the other results", frame, caption)
+    caption = "New time / old time, with 95% intervals, over the blocks that both share"
+    return compared("against", "Comparison with the earlier results", frame, caption)
 
 
 def sections_of(data: Data, baseline: str | None, against: Data | None) -> list[Section]:
@@ -199,7 +199,7 @@ def sections_of(data: Data, baseline: str | None, against: Data | None) -> list[
         sections += parts
     if len(several) > MOST_CHAPTERS:
         names = some([x.title for x in several[MOST_CHAPTERS:]])
-        text = f"Not shown, because they have fewer runs: {names}."
+        text = f"Experiments that are not shown, because they have fewer runs: {names}."
         sections.append(Section("More hyperparameters and platforms", [Text(text)]))
     compared = platform_section(several)
     if compared:
@@ -211,7 +211,7 @@ def sections_of(data: Data, baseline: str | None, against: Data | None) -> list[
 
 
 def nested(section: Section, prefix: str) -> Section:
-    """Return a section one level deeper, with a prefix before the names of its files."""
+    """Return a section one level deeper, with a prefix added to the names of its files."""
     blocks = [
         block._replace(name=prefix + block.name) if isinstance(block, Plot | Table) else block
         for block in section.blocks

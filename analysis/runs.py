@@ -25,7 +25,7 @@ EVALUATIONS = {  # column -> file written by evaluate.py, and its epsilon
     "noisy": ("evaluation-epsilon-0.05.json", 0.05),
     "random": ("evaluation-epsilon-1.json", 1),
 }
-# Rows that agree in all of these columns are repetitions of one run; only the latest counts.
+# Rows that agree in all of these columns are repetitions of the same run; only the latest counts.
 IDENTITY = ["mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"]
 SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS"]
 TABLES = ("runs.csv", "runs.parquet")  # a folder with either is a study
@@ -128,13 +128,13 @@ def count_once(data: Data) -> Data:
 
 
 def is_untimed(runs: pd.DataFrame) -> pd.Series:
-    """Return which runs have no durations, because they were resumed or are not the first agent."""
+    """Return which runs have no durations: resumed runs, and agents other than the first."""
     return runs["resumed"] | ~runs["agent"].isin((0, float("nan")))
 
 
 # === Folders ====================================================================================
 def read_folder(folder: Path, only: Collection[str] | None = None) -> Data:
-    """Return the completed runs and studies below a folder, and the reasons for excluded runs."""
+    """Return the completed runs and the studies below a folder, and reasons for excluded runs."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is neither a folder of runs nor a table (.csv or .parquet)")
     left_out = {run: x for run, x in failures(folder).items() if only is None or run in only}
@@ -167,7 +167,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
     for path, folders, files in os.walk(folder):
         if set(TABLES) & set(files):
             folders.clear()
-        # benchmark.sh keeps warm-up runs and unfinished runs in hidden folders.
+        # benchmark.sh stores warm-up runs and unfinished runs in hidden folders.
         folders[:] = sorted(x for x in folders if x != "wandb" and not x.startswith("."))
         if {*TABLES, "run.json", "metrics.jsonl"} & set(files):
             yield Path(path)
@@ -201,7 +201,7 @@ def read_run(path: Path) -> dict[str, Any]:
 def parse(path: Path, by_line: bool = False) -> Any:
     """Return the value in a JSON file, or a list of the values in its lines."""
     if not path.is_file():  # reading a pipe would block
-        raise SourceError(f"no file {path.name}")
+        raise SourceError(f"{path.name} is missing or not a regular file")
     text = path.read_bytes()
     if by_line:
         text = b"[" + b",".join(text.splitlines()) + b"]"
@@ -260,21 +260,21 @@ def read_history(run: Any) -> list[dict[str, Any]]:
 
 # === One run ====================================================================================
 def tabulate(records: Iterable[dict[str, Any]]) -> Data:
-    """Return checked tables; a record has the keys of run.json, metrics, run and source."""
+    """Return validated tables; a record has the keys of run.json, plus metrics, run and source."""
     rows = []
     metrics = []
     left_out = {}
     for info in records:
         try:
             if "num_agents" in info["args"] and info.get("agent") is None:
-                continue  # this program trained several agents, each of which is a run
+                continue  # this program trained several agents, each with its own record
             rows.append(describe(info))
             metrics += [row | {"run": info["run"]} for row in info["metrics"]]
         except SourceError as error:
             left_out[info["run"]] = str(error)
         except FOREIGN as error:
             left_out[info["run"]] = f"not a run of this project: {error!r:.80}"
-    # Use dtype=object, because pandas' string type rejects some text that clean() removes later.
+    # Use dtype=object: the pandas string type rejects some characters that clean() removes later.
     runs = pd.DataFrame(rows, columns=[x.name for x in RUNS], dtype=object)
     iterations = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
     data = make_data(runs, iterations)
@@ -362,7 +362,7 @@ def make_data(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
     for name in ("total", "process", "final_return"):
         lacking = runs[name].notna() & runs["num_iterations"].isna()
         reasons[lacking] = f"it has {name} but no num_iterations"
-    reasons[runs["run"].duplicated()] = "another row has the same run"
+    reasons[runs["run"].duplicated()] = "another row has the same run name"
     left_out = {run: reason for run, reason in zip(runs["run"], reasons, strict=True) if reason}
     runs = fill(runs[reasons == ""].reset_index(drop=True))
     untimed = iterations["run"].isin(runs.loc[is_untimed(runs), "run"])
@@ -371,7 +371,7 @@ def make_data(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
 
 
 def fill(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return checked rows with missing algorithms and modes filled in from other columns."""
+    """Return validated rows, with missing algorithms and modes filled in from other columns."""
     of_script = runs["script"].where(runs["compile_mode"] != "none", runs["script"] + WITHOUT_JIT)
     mode = of_script.where(runs["script"] != "", runs["framework"] + " " + runs["compile_mode"])
     algorithm = runs["script"].map(algorithm_of)

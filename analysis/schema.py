@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.catalog import COLUMNS
 
 FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False, "": False}
-MOST_TEXT = 4000  # maximum length of a text in characters; settings have about 600
+MOST_TEXT = 4000  # maximum length of a text value in characters; settings have about 600
 VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
@@ -62,9 +62,9 @@ def clean(text: object) -> str:
 
 # === Untrusted values ===========================================================================
 def validate(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame, pd.Series]:
-    """Return an untrusted table with all columns, in order and with their types.
+    """Return an untrusted table with all columns in order, converted to their types.
 
-    Also return the first error in each row, or "".
+    Also return an error message for each row, or "" if the row is valid.
     """
     table = table.reset_index(drop=True)
     reasons = pd.Series("", table.index, dtype=object)

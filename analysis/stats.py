@@ -86,7 +86,7 @@ def geometric_mean(values: np.ndarray) -> Interval:
 def blocks(runs: pd.DataFrame, value: str, contender: str = "mode") -> pd.DataFrame:
     """Return a row per block and a column per contender.
 
-    contender is the name of the compared column, such as "mode", which blocks do not include.
+    contender is the column that is compared, such as "mode"; blocks do not include this column.
     """
     length = ["num_iterations"] if value in WHOLE_RUN else []
     keys = [name for name in (*BLOCK, *length) if name != contender]
@@ -102,10 +102,13 @@ def pair(table: pd.DataFrame, baseline: str, candidate: str) -> pd.DataFrame:
 
 
 def of_length(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs or pairs with the length that most environments have, then most runs."""
+    """Return the runs or pairs of the most common length.
+
+    This is the length that occurs in most environments or, if tied, in most runs.
+    """
     envs = runs.groupby("num_iterations")["env_id"]
     counts = pd.DataFrame({"environments": envs.nunique(), "runs": envs.size()})
-    commonest = counts.sort_values(["environments", "runs"]).index[-1:]  # the longest if tied
+    commonest = counts.sort_values(["environments", "runs"]).index[-1:]  # the longest if still tied
     return runs[runs["num_iterations"].isin(commonest)]
 
 
@@ -152,7 +155,7 @@ def median_interval(values: np.ndarray) -> Interval:
     """Return the median and its 95% interval from order statistics.
 
     If most runs reach the maximum return and some do not, a Student's t interval is too narrow.
-    With fewer than six values there is no interval.
+    With fewer than six values, the ends of the interval are NaN.
     """
     low, high = stats.quantile_test(values, q=0, p=0.5).confidence_interval(CONFIDENCE)
     return Interval(float(np.median(values)), float(low), float(high))

@@ -15,7 +15,7 @@ from analysis.schema import SourceError
 from analysis.stats import Interval
 
 Cell = Callable[[pd.Series], str]
-# Key columns, title -> column. Every table starts with the key columns that it has.
+# Key columns, title -> column. Every table starts with the key columns that its frame has.
 KEYS = {"platform": "platform", "hyperparameters": "settings", "network": "size"}
 KEYS |= {"environment": "env_id", "script": "mode"}
 TIMES = {"startup": "startup", "steady": "steady iteration", "process": "entire training"}
@@ -59,7 +59,7 @@ def table_of(
 
 
 def texts(frame: pd.DataFrame, cell: Cell | None = None) -> pd.Series:
-    """Return the estimate and interval of each row as text, written by `cell` (default span())."""
+    """Return the estimate and interval of each row as text, formatted by `cell` or span()."""
     write = cell or span()
     return pd.Series([write(row) for _, row in frame.iterrows()], frame.index, dtype="str")
 
@@ -144,8 +144,9 @@ TABLES = {
         lambda experiment: durations(experiment.runs, experiment.baseline),
         "{where}, {title}",
         DURATIONS,
-        "Start-up: launch of the process to the end of iteration 0, which compiles. Iteration: "
-        "mean from iteration 8 on. Training: the entire process. Brackets: 95% intervals.",
+        "Startup: from the launch of the process to the end of iteration 0, which includes "
+        "compiling. Time per iteration: mean over iterations 8 and later. Training: the entire "
+        "process. Brackets: 95% intervals.",
     ),
     "cells": Declared(
         cells,
@@ -166,7 +167,7 @@ TABLES = {
     ),
     "break_even": Declared(
         measures.crossings,
-        "Break-even: the compiled script starts later and overtakes the other",
+        "Break-even: when compiled scripts, which start later, overtake the others",
         {
             "starts sooner": text("sooner"),
             "overtaken by": text("later"),
@@ -211,17 +212,18 @@ TABLES = {
     ),
     "last_returns": Declared(
         learning.last_returns,
-        "Returns, by three measures",
+        "Returns in training and in evaluation",
         {
             "runs": text("runs"),
             "last 100 training episodes": span("last_100_"),
-            "- {baseline}": span("minus_"),
+            "difference from {baseline}": span("minus_"),
             "evaluated": lambda row: str(row["evaluated"] or "-"),
             "greedy": span("greedy_"),
             "epsilon 0.05": span("noisy_"),
             "random agent": span("random_"),
         },
-        "Means over seeds. Training episodes explore; evaluate.py ran the others.",
+        "Means over seeds. Agents explore in training episodes; evaluate.py measured the other "
+        "returns.",
     ),
     "targets": Declared(
         lambda experiment: learning.targets(experiment, learning.load_environments()),

@@ -35,7 +35,7 @@ def test_all_kinds_of_warnings():
     found = warnings_of(frame, iterations, left_out={"broken": "no run.json"}, notes=("A note",))
     assert found == [
         "1 run left out: broken (no run.json).",
-        f"2 runs diverged: the last losses are NaN or infinite: {names[4]} and {names[7]}.",
+        f"2 runs diverged (the last losses are NaN or infinite): {names[4]} and {names[7]}.",
         f"1 run started while other processes used the machine: {names[0]}.",
         f"1 run started with uncommitted changes: {names[2]}.",
         "A note.",

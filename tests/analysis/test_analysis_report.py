@@ -218,7 +218,7 @@ def test_against_finds_the_slower_result(tmp_path, quick):
     write_grid(tmp_path / "new", modes, repeats=4, slowdown=2.0, cores=64)  # on a different machine
     out = tmp_path / "out"
     text = report_of(tmp_path / "new", "--against", tmp_path / "old", "--out", out)
-    assert "slower" in section(text, "Comparison with the other results")
+    assert "slower" in section(text, "Comparison with the earlier results")
     assert steady_of(out / "tables/against.csv") == pytest.approx(2, rel=0.1)
     # GPU runs are not compared with CPU runs on the same machine.
     write_grid(tmp_path / "new" / "gpu", modes, repeats=4, slowdown=0.1, device="H200")
