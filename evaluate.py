@@ -17,6 +17,7 @@ subfolder per agent also works. load_policy in the training script loads the pol
 be in the folder of this file or in more/, or be given with --script. Everything runs on the CPU.
 """
 
+import hashlib
 import importlib.util
 import inspect
 import json
@@ -75,8 +76,8 @@ class Args:
             fitting = -(-self.episodes // self.num_envs) * self.num_envs
             rule = f"--episodes must be a multiple of --num-envs ({self.num_envs})"
             raise ValueError(f"{rule}, so that all environments play equally many: try {fitting}")
-        if self.seed < 0:
-            raise ValueError("--seed must be 0 or more")
+        if self.seed not in range(2**32):  # JAX would silently drop the upper bits
+            raise ValueError("--seed must be between 0 and 2**32 - 1")
         if not 0 <= self.epsilon <= 1:
             raise ValueError("--epsilon must be between 0 and 1")
         for path in self.script:
@@ -91,12 +92,18 @@ class Run(NamedTuple):
     script: Any  # imported training script
     args: Any  # Args of the script
     iteration: int  # training iterations completed
+    is_other_version: bool = False  # the script has changed since the training
 
 
-def fail(reason: str) -> NoReturn:
-    """Print an error, without control characters, and exit."""
-    print("".join(x if x.isprintable() else "?" for x in reason), file=sys.stderr)
-    sys.exit(2)
+def fail(reason: str, status: int = 2) -> NoReturn:
+    """Print an error and exit."""
+    warn(reason)
+    sys.exit(status)
+
+
+def warn(text: str) -> None:
+    """Print a line to stderr, without control characters."""
+    print("".join(x if x.isprintable() else "?" for x in text), file=sys.stderr)
 
 
 # === Loading runs ===============================================================================
@@ -130,9 +137,14 @@ def load_run(folder: str, env_ids: tuple[str, ...] = (), scripts: tuple[Path, ..
     script = load_script(name, scripts)
     try:
         info, run_args = script.load_info(folder)
-    except (OSError, TypeError, ValueError, LookupError) as error:
+        iteration = int(info["iteration"])
+    except (OSError, AttributeError, TypeError, ValueError, LookupError) as error:
         fail(f"{folder} is damaged, or from a different version of {name}.py: {error}")
-    return Run(Path(folder), script, run_args, info["iteration"])
+    if info.get("status") == "diverged":
+        warn(f"warning: {folder} diverged: its losses became NaN or infinite")
+    digest = hashlib.sha256(Path(script.__file__).read_bytes()).hexdigest()
+    is_other_version = info.get("script_sha256", digest) != digest  # older runs have no hash
+    return Run(Path(folder), script, run_args, iteration, is_other_version)
 
 
 def load_script(name: str, scripts: tuple[Path, ...]) -> Any:
@@ -324,6 +336,9 @@ def play(run: Run, args: Args, num_envs: int, render: bool = False) -> Generator
             explores = rng.random(num_envs) < args.epsilon
             if explores.any():
                 action[explores] = envs.random_actions(rng)[explores]
+            if not np.isfinite(action).all():
+                reason = "the policy returned NaN or infinite actions; maybe the training diverged"
+                fail(f"{run.folder}: {reason}", status=1)
             image = get_image(obs, envs.state) if get_image else None
             if hasattr(envs.env, "action_low"):
                 action = to_unit_range(action, envs.env)
@@ -537,12 +552,26 @@ def draw(runs: list[Run], args: Args, path: Path) -> None:
 
 # === Command line ===============================================================================
 def main() -> None:
-    """Evaluate the runs on the command line and, with --gif, draw them."""
+    """Evaluate the runs on the command line. Only success ends with status 0."""
     args = tyro.cli(Args, description=__doc__)
+    try:
+        evaluate_all(args)
+    except SystemExit as stopped:
+        if not stopped.code:
+            raise RuntimeError("an environment or a script called sys.exit()") from stopped
+        raise
+    except (EOFError, ConnectionResetError) as error:
+        error.add_note("The process of an environment crashed or called sys.exit()")
+        raise
+
+
+def evaluate_all(args: Args) -> None:
+    """Evaluate all runs, compare them and, with --gif, draw them."""
     if args.gif and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo renders without a display
     runs = load_runs(args.runs, args)
     others = load_runs(args.against, args)
+    warn_about_versions(runs + others)
     for run in runs + others:
         # Check every checkpoint before the first long evaluation.
         policy = load_policy(run, args.seed)
@@ -555,8 +584,12 @@ def main() -> None:
         groups.setdefault((i < len(runs), settings_of(run)), []).append(run)
     if others and len(groups) > 2:
         fail("--against: the runs of a group must differ only in their seed")
-    file = f"evaluation-epsilon-{args.epsilon:g}.json" if args.epsilon else "evaluation.json"
+    if others and runs[0].args.env_id != others[0].args.env_id:
+        env_ids = f"{runs[0].args.env_id} and {others[0].args.env_id}"
+        fail(f"--against: the environments of the two groups differ: {env_ids}")
+    file = file_name(args)
     means = []
+    kept = []
     unwritten = []
     for group in groups.values():
         mean_returns = {}  # seed -> mean return
@@ -564,6 +597,9 @@ def main() -> None:
             results = evaluate(run, args)
             mean_returns[run.args.seed] = results["return"]["mean"]
             report(run, results)
+            if has_more_episodes(Path(run.folder, file), results):
+                kept.append(str(Path(run.folder, file)))
+                continue
             try:
                 new = Path(run.folder, file).with_suffix(".new")
                 new.write_text(json.dumps(results, indent=2), encoding="utf-8")
@@ -581,10 +617,42 @@ def main() -> None:
     if args.gif:
         draw(runs + others, args, args.gif)
         print(f"Wrote {args.gif}")
-    if len(unwritten) < len(runs + others):
+    if len(kept + unwritten) < len(runs + others):
         print(f"Wrote {file} into the run folders")
+    if kept:
+        print(f"Kept {', '.join(kept)}, with more episodes. To replace a file, delete it first.")
     if unwritten:
         print(f"Could not write {', '.join(unwritten)}", file=sys.stderr)
+
+
+def warn_about_versions(runs: list[Run]) -> None:
+    """Warn once per script that has changed since it trained one of the runs."""
+    changed = {run.script.__file__: run for run in runs if run.is_other_version}
+    for file, run in changed.items():
+        name = Path(file).name
+        text = f"{run.folder} was trained with a different version of {name} than {file}"
+        warn(f"warning: {text}. If that was a copy, add --script path/to/{name}")
+
+
+def file_name(args: Args) -> str:
+    """Return the name of the results file. Other settings have other files."""
+    name = "evaluation"
+    if args.sample:
+        name += "-sample"
+    if args.epsilon:
+        name += f"-epsilon-{args.epsilon:g}"
+    if args.max_steps != Args.max_steps:
+        name += f"-max-steps-{args.max_steps}"
+    return f"{name}.json"
+
+
+def has_more_episodes(file: Path, results: dict[str, Any]) -> bool:
+    """Return whether a file has results of the same iteration with more episodes."""
+    try:
+        old = json.loads(file.read_text(encoding="utf-8"))
+        return old["iteration"] == results["iteration"] and old["episodes"] > results["episodes"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False  # there is no file, or it is damaged
 
 
 def report(run: Run, results: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
 """evaluate.py: checkpoints of all scripts, episodes, groups of seeds, untrusted files and GIFs."""
 
+import hashlib
 import importlib.util
+import json
 import shutil
 import sys
 from contextlib import closing
@@ -172,10 +174,9 @@ def test_a_custom_script_with_continuous_actions(copied_run, command, tmp_path):
     flags = ("--script", tmp_path / "continuous.py", "--episodes", 3, "--max-steps", 20)
     status, out, _ = command(copied_run, *flags, "--epsilon", 0.5)
     assert status == 0 and "copied: continuous, Pendulum-v1" in out and "3 capped" in out
-    assert command(copied_run, *flags, "--sample")[::2] == (
-        2,
-        "--sample: the policy of continuous is deterministic; try --epsilon\n",
-    )
+    status, _, err = command(copied_run, *flags, "--sample")
+    assert status == 2
+    assert err.endswith("--sample: the policy of continuous is deterministic; try --epsilon\n")
 
 
 def test_a_script_in_any_folder(copied_run, command, tmp_path):
@@ -186,6 +187,17 @@ def test_a_script_in_any_folder(copied_run, command, tmp_path):
     mine = shutil.copy(ROOT / "ppo_linen.py", tmp_path / "else where/mine.py")
     status, out, _ = command(copied_run, "--script", mine, "--episodes", 2)
     assert status == 0 and "copied: mine, CartPole-v1, seed 4294967295, 640 steps" in out
+
+
+def test_one_warning_for_each_script_that_has_changed(copied_run, command, tmp_path):
+    change(copied_run, script_sha256="0" * 64)
+    other = shutil.copytree(copied_run, tmp_path / "other")
+    change(other, script_sha256=[1])
+    status, _, err = command(copied_run, other, "--episodes", 1)
+    assert (status, err.count("\n")) == (0, 1) and str(ROOT / "ppo_linen.py") in err
+    digest = hashlib.sha256((ROOT / "ppo_linen.py").read_bytes()).hexdigest()
+    change(copied_run, script_sha256=digest)
+    assert command(copied_run, "--episodes", 1)[::2] == (0, "")
 
 
 # === Episodes ===================================================================================
@@ -349,6 +361,14 @@ def test_the_seed_of_the_run_does_not_matter(script):
     assert play(runs[0], episodes=5)["returns"] == play(runs[1], episodes=5)["returns"]
 
 
+def test_nan_actions_are_an_error_of_the_policy(capsys):
+    run = stand_in("ProbeLengths-v0")
+    run.script.load_policy = lambda folder, seed: lambda obs: np.full(len(obs), np.nan)
+    with pytest.raises(SystemExit, match="1"):
+        play(run, episodes=2)
+    assert capsys.readouterr().err.startswith("stand-in: the policy returned NaN")
+
+
 def test_a_long_evaluation_shows_progress(monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "PROGRESS_AFTER", 0.0)
     play(stand_in("CartPole-v1"), episodes=3)
@@ -402,8 +422,8 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
     ):
         status, _, err = command(*words)
         assert status == 2 and err.startswith("--against: the runs of a group must")
-    assert command("c3", "--epsilon", "0.5")[0] == 0
-    assert [x.name for x in (tmp_path / "c3").iterdir()] == ["evaluation-epsilon-0.5.json"]
+    status, _, err = command("a1", "--against", "c3")
+    assert status == 2 and err.endswith(": CartPole-v1 and Acrobot-v1\n")
 
 
 # === Command line and untrusted files ===========================================================
@@ -411,7 +431,7 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
     ("flags", "sentence"),
     [
         ("--episodes 0", "--episodes and --max-steps must be 1 or more"),
-        ("--seed -1", "--seed must be 0 or more"),
+        ("--seed 4294967296", "--seed must be between 0 and 2**32 - 1"),
         ("--script missing.py", "--script: missing.py is not a Python file"),
         ("--num-envs 0", "--num-envs must be 1 or more"),
         ("--num-envs 8", "(8), so that all environments play equally many: try 104"),
@@ -429,12 +449,37 @@ def test_async_requires_gymnasium(copied_run, command):
     assert err.startswith("--vectorization async: ") and "run in JAX" in err
 
 
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ({"episodes": 5, "seed": 5}, "evaluation.json"),
+        ({"epsilon": 0.05}, "evaluation-epsilon-0.05.json"),
+        ({"sample": True, "max_steps": 5}, "evaluation-sample-max-steps-5.json"),
+    ],
+)
+def test_evaluations_with_other_settings_have_other_files(flags, name):
+    assert evaluate.file_name(evaluate.Args(runs=("some",), **flags)) == name
+
+
+def test_only_fewer_episodes_of_the_same_iteration_do_not_replace_results(copied_run, command):
+    def episodes():
+        return json.loads((copied_run / "evaluation.json").read_text())["episodes"]
+
+    (copied_run / "evaluation.json").write_text("[]")  # damaged files are replaced
+    assert command(copied_run, "--episodes", 3)[0] == 0 and episodes() == 3
+    status, out, _ = command(copied_run, "--episodes", 2)
+    assert status == 0 and f"Kept {copied_run}/evaluation.json" in out and episodes() == 3
+    assert command(copied_run, "--episodes", 4)[0] == 0 and episodes() == 4
+    change(copied_run, iteration=6)
+    assert command(copied_run, "--episodes", 2)[0] == 0 and episodes() == 2
+
+
 def test_a_folder_that_cannot_be_written(copied_run, command, tmp_path):
     """Results are printed, the GIF is drawn, and an error names the file that was not written."""
     other = shutil.copytree(copied_run, tmp_path / "other")
     (copied_run / "evaluation.new").mkdir()
     gif = tmp_path / "runs.gif"
-    flags = ("--episodes", 2, "--max-steps", 3, "--gif", gif)
+    flags = ("--episodes", 2, "--gif", gif)
     status, out, err = command(copied_run, other, *flags)
     assert status == 0 and out.count("  return ") == 2
     assert err == f"Could not write {copied_run}/evaluation.json (Is a directory)\n"
@@ -460,6 +505,7 @@ UNTRUSTED = [
         "this run uses your module evil; add --env-id 'evil:a; b'\n",
     ),
     ({"args": {"env_id": "\x1b[31m"}}, "run.json: env_id is not printable: ?[31m"),
+    ({"iteration": None}, "is damaged, or from a different version of ppo_linen.py: "),
     ({"args": {"exp_name": "x"}}, "is damaged, or from a different version of ppo_linen.py: "),
 ]
 
@@ -507,6 +553,29 @@ def test_a_script_that_cannot_be_imported(text, copied_run, command, tmp_path):
     status, out, err = command(copied_run, "--script", script)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"{script} cannot be imported: ")
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_sys_exit_in_an_environment_is_an_error(code, command, monkeypatch):
+    monkeypatch.setattr(evaluate, "load_runs", lambda *words: sys.exit(code))
+    with pytest.raises(RuntimeError, match=r"called sys\.exit"):
+        command("run")
+
+
+def test_the_death_of_a_worker_process_is_explained(command, monkeypatch):
+    def load_runs(*words):
+        raise EOFError  # as raised when Gymnasium reads from a worker that has died
+
+    monkeypatch.setattr(evaluate, "load_runs", load_runs)
+    with pytest.raises(EOFError) as caught:
+        command("run")
+    assert "sys.exit()" in caught.value.__notes__[0]
+
+
+def test_a_diverged_run_gives_a_warning(copied_run, capsys):
+    change(copied_run, status="diverged")
+    evaluate.load_run(str(copied_run))
+    assert capsys.readouterr().err.startswith(f"warning: {copied_run} diverged")
 
 
 @pytest.mark.parametrize("status", ["running", "stopped"])
