@@ -25,6 +25,7 @@ Compare with dqn_torch.py to see environments in JAX, or with dqn_linen_gymnasiu
 import argparse
 import atexit
 import copy
+import hashlib
 import json
 import math
 import multiprocessing
@@ -96,12 +97,19 @@ class Args:
             least = 0 if name in ("learning_starts", "exploration_steps") else 1
             if getattr(self, name) < least:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least {least}")
+        for name in ("gamma", "start_e", "end_e", "rmsprop_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be between 0 and 1")
+        if not self.learning_rate >= 0:
+            raise ValueError("--learning-rate must not be negative")
         steps = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // steps
         if self.buffer_size % self.num_envs != 0:
             raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
+        if self.learning_starts > self.num_iterations * steps:
+            raise ValueError("--learning-starts must not be more than --total-timesteps")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
         if min(self.hidden_sizes, default=1) < 1:
             raise ValueError("--hidden-sizes must be at least 1")
@@ -166,7 +174,7 @@ class VecEnv:
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
             vector_options["daemon"] = False  # so that an environment may start processes, too
-            wrappers.append(isolate_worker)
+            wrappers.append(Worker)
         atexit.register(terminate_workers)
         try:
             self.envs: Any = gymnasium.make_vec(
@@ -174,10 +182,11 @@ class VecEnv:
             )
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
-        except (BrokenPipeError, ConnectionResetError, EOFError):
+        except (BrokenPipeError, ConnectionResetError, EOFError) as error:
             if vectorization != "async":
                 raise
-            time.sleep(1)  # a worker process failed: wait until it has printed why
+            print(f"An environment failed: {error!r}", file=sys.stderr, flush=True)
+            time.sleep(1)  # wait until the worker process has printed why
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space
@@ -219,9 +228,8 @@ class VecEnv:
         """Step with integer action (N,). Return obs (after any restart) and the results."""
         obs, reward, terminated, truncated, _ = self.envs.step(action.astype(np.int64))
         self.step_count += 1
-        self.check_finite("an observation", obs)
-        self.check_finite("a reward", reward)
         next_obs = obs.astype(self.obs_dtype)  # a copy, since Gymnasium reuses obs
+        self.check_finite("an observation", next_obs)
         episode_return = self.episode_return + reward
         episode_length = self.episode_length + 1
         results = {
@@ -232,6 +240,7 @@ class VecEnv:
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
+        self.check_finite("a reward", results["reward"])
         done = terminated | truncated
         self.episode_return = np.where(done, 0, episode_return)
         self.episode_length = np.where(done, 0, episode_length)
@@ -239,8 +248,9 @@ class VecEnv:
             return next_obs, results
         # Restart now; by default Gymnasium would use up the next step.
         obs, _ = self.envs.reset(options={"reset_mask": done})
+        obs = obs.astype(self.obs_dtype)
         self.check_finite("an observation", obs)
-        return obs.astype(self.obs_dtype), results
+        return obs, results
 
     def check_finite(self, what: str, x: np.ndarray) -> None:
         """Raise FloatingPointError if x has NaN or infinity, which would ruin the parameters."""
@@ -266,15 +276,35 @@ class DropInfo(gymnasium.Wrapper):
         return *results, {}
 
 
-def isolate_worker(env: gymnasium.Env) -> gymnasium.Env:
-    """Put a worker process in its own session, so that Ctrl-C in the terminal does not reach it.
+class Worker(gymnasium.Wrapper):
+    """An environment in a worker process (async)."""
 
-    It is a wrapper, because Gymnasium calls wrappers in each worker.
-    """
-    if multiprocessing.parent_process():  # the main process creates an environment as well
-        os.setsid()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the environment is closed
-    return env
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        if multiprocessing.parent_process():  # the main process creates an environment as well
+            os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that env is closed
+
+    def reset(self, **options: Any) -> tuple:
+        return self.call(self.env.reset, **options)
+
+    def step(self, action: Any) -> tuple:
+        return self.call(self.env.step, action)
+
+    def call(self, method: Callable, *args: Any, **options: Any) -> tuple:
+        """Call reset or step, and check the observation: Gymnasium would cast and reshape it.
+
+        Errors become RuntimeError, because not every exception can be sent to the main process.
+        """
+        space: Any = self.observation_space
+        try:
+            obs, *results = method(*args, **options)
+            obs = np.asarray(obs)
+            if obs.shape != space.shape or not np.can_cast(obs.dtype, space.dtype, "same_kind"):
+                raise ValueError(f"the observation, {obs.dtype} {obs.shape}, is not in {space}")
+        except (KeyboardInterrupt, Exception) as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        return obs, *results
 
 
 def terminate_workers() -> None:
@@ -623,12 +653,16 @@ class RunLog:
         if __name__ == "__main__" and not args.resume:
             atexit.register(self.remove_if_empty)
 
+        digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
         self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
         if args.resume:
             self.info = load_info(self.dir)[0]
             self.info["resumed"].append(iteration)
+            if self.info.get("script_sha256") != digest:
+                print(f"{Path(__file__).name} has changed since the run started.")
         self.info |= {
             "script": Path(__file__).stem,
+            "script_sha256": digest,
             "status": "running",
             "started": time.time(),
             "iteration": iteration,  # completed at the last checkpoint
@@ -637,6 +671,8 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         lines = self.metrics.readlines()[:iteration]
+        if len(lines) < iteration:
+            print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
         self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
@@ -666,7 +702,8 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.")
+        print("Press Ctrl-C once to stop after an iteration, twice to stop at once.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -688,11 +725,11 @@ class RunLog:
             text = f"iteration {iteration + 1}/{self.args.num_iterations}"
             for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
-            print(text, flush=True)
+            self.show(text)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
         is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
-            print(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.", flush=True)
+            self.show(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.")
             self.has_diverged = True
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
         self.metrics.write(json.dumps(row) + "\n")
@@ -701,8 +738,15 @@ class RunLog:
             try:
                 self.wandb.log(row, step=iteration)
             except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
-                print("Lost the W&B process; logging continues without it.", flush=True)
+                self.show("Lost the W&B process; logging continues without it.")
                 self.wandb = None
+
+    def show(self, text: str) -> None:
+        """Print text. Training continues if that fails: Ctrl-C also ends tee in `| tee log.txt`."""
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
         """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
@@ -734,9 +778,9 @@ class RunLog:
         script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
         python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
         if not is_complete:
-            print(f"Stopped. Resume with: {python} {script} --resume {folder}")
+            self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
-        print(f"Saved to {self.dir}")
+        self.show(f"Saved to {self.dir}")
         if python == "uv run":
             python += f" --with-requirements {script}"
         # evaluate.py imports a custom environment only if --env-id names it.
@@ -744,7 +788,7 @@ class RunLog:
         for parent in Path(__file__).parents[:2]:
             if (parent / "evaluate.py").exists():
                 program = quote(os.path.relpath(parent / "evaluate.py"))
-                print(f"Evaluate with: {python} {program} {folder}{flags}")
+                self.show(f"Evaluate with: {python} {program} {folder}{flags}")
 
     def remove_if_empty(self) -> None:
         """Remove the folder if the run failed before the end of its first iteration."""
@@ -769,7 +813,7 @@ def args_to_resume() -> Args | None:
     try:
         return load_info(folder)[1] if folder else None
     except (OSError, ValueError) as error:
-        fail(f"--resume: {error}")
+        fail(f"--resume {folder}: {error}")
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
@@ -787,7 +831,10 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, add a larger --total-timesteps")
     # A checkpoint.new is incomplete.
-    return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
+    has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
+    if info["iteration"] > 0 and not has_checkpoint:
+        fail(f"--resume: the checkpoint in {args.resume} is missing")
+    return has_checkpoint
 
 
 def fail(reason: str) -> NoReturn:
@@ -796,4 +843,10 @@ def fail(reason: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    train(parse_args())
+    args = parse_args()
+    try:
+        train(args)
+    except SystemExit as error:
+        if not error.code:  # this script does not exit like this, and status 0 means success
+            raise RuntimeError("the environment called sys.exit()") from error
+        raise

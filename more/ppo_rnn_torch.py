@@ -19,6 +19,7 @@ Compare with ppo_torch.py to see what the GRU changes, or with ppo_rnn_linen.py 
 
 import argparse
 import atexit
+import hashlib
 import importlib
 import json
 import math
@@ -92,6 +93,13 @@ class Args:
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be between 0 and 1")
+        if not self.learning_rate >= 0:
+            raise ValueError("--learning-rate must not be negative")
+        if not self.max_grad_norm > 0:
+            raise ValueError("--max-grad-norm must be positive")
         self.batch_size = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // self.batch_size
         self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
@@ -669,12 +677,16 @@ class RunLog:
         if __name__ == "__main__" and not args.resume:
             atexit.register(self.remove_if_empty)
 
+        digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
         self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
         if args.resume:
             self.info = load_info(self.dir)[0]
             self.info["resumed"].append(iteration)
+            if self.info.get("script_sha256") != digest:
+                print(f"{Path(__file__).name} has changed since the run started.")
         self.info |= {
             "script": Path(__file__).stem,
+            "script_sha256": digest,
             "status": "running",
             "started": time.time(),
             "iteration": iteration,  # completed at the last checkpoint
@@ -683,6 +695,8 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         lines = self.metrics.readlines()[:iteration]
+        if len(lines) < iteration:
+            print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
         self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
@@ -712,7 +726,8 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.")
+        print("Press Ctrl-C once to stop after an iteration, twice to stop at once.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -734,11 +749,11 @@ class RunLog:
             text = f"iteration {iteration + 1}/{self.args.num_iterations}"
             for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
-            print(text, flush=True)
+            self.show(text)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
         is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
-            print(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.", flush=True)
+            self.show(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.")
             self.has_diverged = True
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
         self.metrics.write(json.dumps(row) + "\n")
@@ -747,8 +762,15 @@ class RunLog:
             try:
                 self.wandb.log(row, step=iteration)
             except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
-                print("Lost the W&B process; logging continues without it.", flush=True)
+                self.show("Lost the W&B process; logging continues without it.")
                 self.wandb = None
+
+    def show(self, text: str) -> None:
+        """Print text. Training continues if that fails: Ctrl-C also ends tee in `| tee log.txt`."""
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
         """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
@@ -780,9 +802,9 @@ class RunLog:
         script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
         python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
         if not is_complete:
-            print(f"Stopped. Resume with: {python} {script} --resume {folder}")
+            self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
-        print(f"Saved to {self.dir}")
+        self.show(f"Saved to {self.dir}")
         if python == "uv run":
             python += f" --with-requirements {script}"
         # evaluate.py imports a custom environment only if --env-id names it.
@@ -790,7 +812,7 @@ class RunLog:
         for parent in Path(__file__).parents[:2]:
             if (parent / "evaluate.py").exists():
                 program = quote(os.path.relpath(parent / "evaluate.py"))
-                print(f"Evaluate with: {python} {program} {folder}{flags}")
+                self.show(f"Evaluate with: {python} {program} {folder}{flags}")
 
     def remove_if_empty(self) -> None:
         """Remove the folder if the run failed before the end of its first iteration."""
@@ -815,7 +837,7 @@ def args_to_resume() -> Args | None:
     try:
         return load_info(folder)[1] if folder else None
     except (OSError, ValueError) as error:
-        fail(f"--resume: {error}")
+        fail(f"--resume {folder}: {error}")
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
@@ -833,7 +855,10 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, add a larger --total-timesteps")
     # A checkpoint.new is incomplete.
-    return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
+    has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
+    if info["iteration"] > 0 and not has_checkpoint:
+        fail(f"--resume: the checkpoint in {args.resume} is missing")
+    return has_checkpoint
 
 
 def fail(reason: str) -> NoReturn:
@@ -842,4 +867,10 @@ def fail(reason: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    train(parse_args())
+    args = parse_args()
+    try:
+        train(args)
+    except SystemExit as error:
+        if not error.code:  # this script does not exit like this, and status 0 means success
+            raise RuntimeError("the environment called sys.exit()") from error
+        raise

@@ -112,7 +112,9 @@ def train(args: Args) -> None:
         if iteration == 4 and plan == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if iteration == 4 and plan == "crash":
-            raise RuntimeError("shapes do\tnot match \N{SNOWMAN} \x1b[31m")
+            error = RuntimeError("shapes do\tnot match \N{SNOWMAN} \x1b[31m")
+            error.add_note(f"{'-' * 20}\nFor simplicity, JAX has removed its internal frames")
+            raise error
         if iteration == 4 and plan == "hang":
             while not signals:
                 time.sleep(0.01)
@@ -143,7 +145,9 @@ def evaluate() -> None:
         value = greedy(args, args["seed"], eval_seed)
         if "diverged" in os.environ["MISBEHAVE"]:
             value = math.nan
-        (folder / "evaluation.json").write_text(json.dumps({"return": {"mean": value}}))
+        found: dict[str, Any] = {"actions": "greedy", "epsilon": 0.0, "max_steps": 10_000}
+        found |= {"episodes": episodes, "seed": eval_seed, "return": {"mean": value}}
+        (folder / "evaluation.json").write_text(json.dumps(found))
         trace(folder, "evaluate", seed=eval_seed, episodes=episodes)
 
 

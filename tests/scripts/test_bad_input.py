@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import math
 import shutil
 import textwrap
 from dataclasses import fields
@@ -60,6 +61,21 @@ def test_counts_are_at_least_1(name):
             script.Args(**{sizes: (8, 0)})
 
 
+OUT_OF_RANGE = {"gamma": 1.1, "gae_lambda": -0.1, "start_e": math.nan, "end_e": -1.0}
+OUT_OF_RANGE |= {"tau": 2.0, "rmsprop_decay": 1.5, "learning_rate": -1.0, "max_grad_norm": 0.0}
+OUT_OF_RANGE |= {"learning_starts": 10**8}  # more than total_timesteps
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_values_that_ruin_a_training_are_refused(name):
+    script = importlib.import_module(name)
+    names = {x.name for x in fields(script.Args)} & set(OUT_OF_RANGE)
+    assert {"gamma", "learning_rate"} < names
+    for x in names:
+        with pytest.raises(ValueError, match=f"--{x.replace('_', '-')} must"):
+            script.Args(**{x: OUT_OF_RANGE[x]})
+
+
 def test_the_other_scripts_check_their_flags_in_the_same_way():
     """Compare the code without comments. Skip scripts that share no Arguments section."""
     names = [x for x in (*ALL_SCRIPTS, *CONTINUOUS_SCRIPTS) if group_of(x, "Arguments")]
@@ -101,13 +117,30 @@ def test_existing_folders_do_not_change(flags, sentence, whole_run, tmp_path, mo
     assert content(tmp_path) == before
 
 
+def test_a_run_without_its_checkpoint_is_refused(whole_run, tmp_path, capfd):
+    """Otherwise, training would start over and delete the metrics."""
+    folder = shutil.copytree(whole_run("ppo_torch").folder, tmp_path / "run")
+    (folder / "checkpoint.pt").unlink()
+    before = content(folder)
+    assert main("ppo_torch", "--resume", folder, "--total-timesteps", 1024) == 2
+    assert "checkpoint" in capfd.readouterr().err
+    assert content(folder) == before
+
+
 @pytest.mark.parametrize(
-    ("folder", "reason"), [("nowhere", "nowhere/run.json"), ("other", "a run of ppo_linen.py")]
+    ("folder", "reason"),
+    [
+        ("nowhere", "nowhere/run.json"),
+        ("other", "a run of ppo_linen.py"),
+        ("damaged", "--resume damaged: Expecting value"),
+    ],
 )
 def test_only_runs_of_the_same_script_can_be_resumed(
     folder, reason, whole_run, tmp_path, monkeypatch, capfd
 ):
     shutil.copytree(whole_run("ppo_linen").folder, tmp_path / "other")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged/run.json").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:
         parse("ppo_torch", "--resume", folder)

@@ -385,7 +385,7 @@ def test_the_call_that_compiles_leaves_no_trace(tmp_path, monkeypatch):
     """If there are no updates, parameters equal those of an eager run, and moments are 0."""
     op_by_op(monkeypatch, importlib.import_module(dqn.COMPILED))
     for optimizer in ("adam", "rmsprop"):
-        flags = f"--optimizer {optimizer} --learning-starts 1000 --total-timesteps 64"
+        flags = f"--optimizer {optimizer} --learning-starts 64 --total-timesteps 64"
         train(dqn.COMPILED, tmp_path / f"compiled-{optimizer}", flags)
         train("dqn_torch", tmp_path / f"eager-{optimizer}", flags)
         compiled, eager = (arrays(tmp_path / f"{x}-{optimizer}") for x in ("compiled", "eager"))

@@ -152,6 +152,7 @@ def test_bounds_in_float64(name):
         ("obs", (1.0, 2.0, -np.inf), "an observation"),
         ("reward", np.nan, "a reward"),
         ("reward", np.inf, "a reward"),
+        ("reward", 1e39, "a reward"),  # infinite in float32
     ],
 )
 def test_nan_and_infinity_are_errors_that_name_environment_and_step(name, attribute, value, what):
@@ -185,6 +186,23 @@ def test_nan_in_the_first_observation_of_an_episode_is_an_error(name):
         env.step(zero_action(name))
     with pytest.raises(FloatingPointError, match=r"environment 3 .* step 4 "):
         env.step(zero_action(name))  # the last step of the episode
+
+
+@pytest.mark.parametrize("name", stand_ins("Environment", CONTINUOUS_IN_GYMNASIUM))
+def test_nan_actions_are_not_blamed_on_the_environment(name):
+    env = make_by(name, "ContinuousSensor-v0")
+    env.reset()
+    with pytest.raises(FloatingPointError, match="training has diverged"):
+        env.step(np.full((4, 2), np.nan, np.float32))
+
+
+@pytest.mark.parametrize("name", stand_ins("Environment", CONTINUOUS_IN_GYMNASIUM))
+def test_the_widest_bounds(name):
+    """The distance between the bounds is infinite in float32."""
+    widest = np.finfo(np.float32).max
+    bounds = np.array([-widest]), np.array([widest])
+    found = importlib.import_module(name).to_bounds(np.array([[-1.0], [0.5], [1.0]], "f"), *bounds)
+    np.testing.assert_array_equal(found, np.array([[-widest], [widest / 2], [widest]]))
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -264,10 +282,20 @@ def failed(env_id, vectorization, tmp_path):
 
 FAILURES = [
     ("Fails", "sync", "scripted.ArmError: the left arm has fallen off"),
-    ("Fails", "async", "scripted.ArmError: the left arm has fallen off"),
+    ("Fails", "async", "RuntimeError: ArmError: the left arm has fallen off"),
+    ("FailsWithTwoArguments", "async", "RuntimeError: TwoArgumentsError: the left arm has fallen"),
     ("FailsAtStart", "sync", "scripted.ArmError: the left arm is not there"),
     ("FailsInWorker", "async", "scripted.ArmError: the left arm is not there"),
     ("BrokenSensor", "async", "FloatingPointError: environment 0 returned an observation with NaN"),
+    ("ConnectionFails", "async", "An environment failed: ConnectionResetError('the simulator hung"),
+    ("Exits", "sync", "RuntimeError: the environment called sys.exit()"),
+    ("ExitsAtStart", "sync", "RuntimeError: the environment called sys.exit()"),
+    (
+        "FloatImages",
+        "async",
+        "RuntimeError: ValueError: the observation, float64 (2, 2), is not",
+    ),
+    ("FlatObs", "async", "RuntimeError: ValueError: the observation, int64 (4,), is not in"),
 ]
 
 

@@ -130,6 +130,16 @@ def test_a_second_process_in_a_run_folder_is_refused(start, tmp_path):
     assert first.poll() is None
 
 
+def test_a_run_does_not_fail_if_nobody_reads_its_output(start, tmp_path):
+    """Ctrl-C in `python ppo_torch.py | tee log.txt` ends tee before the training."""
+    process = start(*command("ppo_torch", "run", 50))
+    process.stdout.readline()
+    process.stdout.close()
+    process.wait(timeout=120)
+    assert (process.returncode, process.stderr.read()) == (0, "")
+    assert info(tmp_path / "runs/run")["status"] == "completed"
+
+
 # === Signals ====================================================================================
 @pytest.mark.parametrize("moment", ["write", "must_save", "update_info"])
 def test_a_stop_at_any_moment_ends_with_a_checkpoint(moment, tmp_path, monkeypatch):
@@ -182,6 +192,22 @@ def test_an_imported_script_sets_no_signal_handlers(tmp_path):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     train("ppo_torch", tmp_path, "run", iterations=1)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+# === Changed files ==============================================================================
+def test_resuming_reports_a_changed_script_and_missing_metrics(
+    whole_run, tmp_path, monkeypatch, capfd
+):
+    folder = rewind(whole_run("ppo_torch"), tmp_path / "run")
+    op_by_op(monkeypatch, importlib.import_module("ppo_torch"))
+    assert main("ppo_torch", "--resume", folder) == 0
+    said = capfd.readouterr().out
+    assert "has changed" not in said and "has only" not in said
+    change(folder, script_sha256="0")
+    (folder / "metrics.jsonl").write_text("")
+    assert main("ppo_torch", "--resume", folder, "--total-timesteps", 8 * BATCH) == 0
+    said = capfd.readouterr().out
+    assert "ppo_torch.py has changed" in said and "metrics.jsonl has only 0 of 5" in said
 
 
 # === Changed arguments ==========================================================================

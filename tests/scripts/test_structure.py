@@ -40,7 +40,13 @@ MAIN = """
 
 
 if __name__ == "__main__":
-    train(parse_args())
+    args = parse_args()
+    try:
+        train(args)
+    except SystemExit as error:
+        if not error.code:  # this script does not exit like this, and status 0 means success
+            raise RuntimeError("the environment called sys.exit()") from error
+        raise
 """
 
 
@@ -134,8 +140,8 @@ def test_functions_are_identical_in_all_scripts(wanted, names):
         ("ppo_torch_compile", "ppo_torch_vmap", 275),
         ("ppo_linen", "ppo_linen_sharded", 139),
         ("ppo_torch", "ppo_torch_ddp", 195),
-        ("ppo_linen", "ppo_linen_gymnasium", 275),
-        ("ppo_torch", "ppo_torch_gymnasium", 291),
+        ("ppo_linen", "ppo_linen_gymnasium", 297),
+        ("ppo_torch", "ppo_torch_gymnasium", 325),
         ("ppo_linen_gymnasium", "ppo_torch_gymnasium", 351),
         ("ppo_linen", "ppo_rnn_linen", 203),
         ("ppo_rnn_linen", "ppo_rnn_nnx", 127),
@@ -146,19 +152,19 @@ def test_functions_are_identical_in_all_scripts(wanted, names):
         ("ppo_continuous_linen", "ppo_continuous_nnx", 106),
         ("ppo_continuous_linen", "ppo_continuous_equinox", 139),
         ("ppo_continuous_linen", "ppo_continuous_torch", 478),
-        ("ppo_linen_gymnasium", "ppo_continuous_linen_gymnasium", 263),
+        ("ppo_linen_gymnasium", "ppo_continuous_linen_gymnasium", 265),
         ("ppo_torch_gymnasium", "ppo_continuous_torch_gymnasium", 250),
-        ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 302),
-        ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 324),
+        ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 326),
+        ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 348),
         ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 434),
         ("ppo_continuous_torch_gymnasium", "ppo_continuous_torch_compile_gymnasium", 169),
-        ("ppo_linen_gymnasium", "ppo_cnn_linen_gymnasium", 388),
-        ("ppo_torch_gymnasium", "ppo_cnn_torch_gymnasium", 340),
+        ("ppo_linen_gymnasium", "ppo_cnn_linen_gymnasium", 389),
+        ("ppo_torch_gymnasium", "ppo_cnn_torch_gymnasium", 341),
         ("ppo_cnn_linen_gymnasium", "ppo_cnn_torch_gymnasium", 453),
         ("ppo_cnn_torch_gymnasium", "ppo_cnn_torch_compile_gymnasium", 171),
         ("dqn_linen", "dqn_torch", 514),
         ("dqn_linen", "sac_linen", 466),
-        ("sac_linen", "sac_linen_gymnasium", 489),
+        ("sac_linen", "sac_linen_gymnasium", 513),
         ("sac_linen", "sac_torch", 559),
     ],
 )
