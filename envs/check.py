@@ -39,7 +39,7 @@ import threading
 import time
 import traceback
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -61,6 +61,7 @@ PATIENCE = 120.0  # seconds after which a call into the environment counts as ha
 ASYNC_SECONDS = 1.5  # duration of each speed measurement
 ASYNC_PATIENCE = 60.0  # seconds for one measurement, including the start of the environments
 ASYNC_GAIN = 1.2  # minimum speed-up for which async is recommended
+FLOAT32_MAX = np.finfo(np.float32).max  # training converts obs and rewards to float32
 ATARI_ENVS = 8  # default num_envs of the image scripts
 CNN = "more/ppo_cnn_linen_gymnasium.py"
 MIN_IMAGE = 5  # minimum pixels per side for SMALL_CONVS
@@ -165,9 +166,11 @@ def check_random_play(env: Any, params: Any, space: Any) -> None:
         keys = jax.random.split(key, 2 * NUM_ENVS)
         action = jax.vmap(actions.sample)(keys[:NUM_ENVS])
         obs, state, reward, terminated, truncated, info = step_all(keys[NUM_ENVS:], state, action)
-        both_obs = jnp.concatenate([obs, info["final_observation"]])
+        final_obs = info["final_observation"]
+        both_obs = jnp.concatenate([obs, final_obs])
+        is_equal = (obs == final_obs).reshape(NUM_ENVS, -1).all(1)
         low, high = jnp.minimum(low, both_obs.min(0)), jnp.maximum(high, both_obs.max(0))
-        return (state, low, high), (reward, terminated, truncated)
+        return (state, low, high), (reward, terminated, truncated, is_equal)
 
     @jax.jit
     def play(key):
@@ -182,7 +185,8 @@ def check_random_play(env: Any, params: Any, space: Any) -> None:
     (state, lowest, highest), results = jax.block_until_ready(play(jax.random.PRNGKey(0)))
     seconds = (time.perf_counter() - start) / NUM_STEPS
     print(f"{microseconds(seconds)} per compiled step of {NUM_ENVS} environments.")
-    reward, terminated, truncated = map(np.asarray, results)  # (NUM_STEPS, NUM_ENVS)
+    # All have the shape (NUM_STEPS, NUM_ENVS).
+    reward, terminated, truncated, is_equal = map(np.asarray, results)
     low, high = (0, space.n - 1) if isinstance(space, Discrete) else (space.low, space.high)
     must_be_within(np.asarray(lowest), low, high)
     must_be_within(np.asarray(highest), low, high)
@@ -195,6 +199,11 @@ def check_random_play(env: Any, params: Any, space: Any) -> None:
         ends = np.flatnonzero(terminated[:, column] | truncated[:, column])
         lengths = np.diff(ends, prepend=-1).tolist()
         episodes += zip(lengths, terminated[ends, column].tolist(), strict=True)
+    # A new episode almost never starts with the last observation of the previous episode.
+    is_end = terminated | truncated
+    if is_end.any() and is_equal[is_end].all() and (lowest != highest).any():
+        found = 'obs and info["final_observation"] were equal at the end of all random episodes'
+        print(f"{found}: step must return the first obs of the next episode as obs.")
     limit = getattr(params, "max_steps_in_episode", None)
     must_end(episodes, limit, NUM_STEPS)
     has_step_env = getattr(type(env), "step_env", Environment.step_env) is not Environment.step_env
@@ -315,6 +324,8 @@ def check_gymnasium(env_id: str) -> Checked:
         hint = f"return obs.astype(np.{space.dtype}), or Gymnasium warns in training"
         print(f"obs are {found}, but observation_space is {space.dtype}: {hint}.")
     fits_cnn = check_images(space)
+    if fits_cnn and played.numbers[:, :-1].max() <= 1:  # the last column is the reward
+        print("All pixels are 0 or 1, but training divides them by 255: multiply them by 255.")
     step, reset = played.step_seconds, played.reset_seconds
     seconds = microseconds((step + reset) / played.num_steps)
     print(f"{seconds} per step; resets take {reset / (step + reset):.0%} of it.")
@@ -408,13 +419,14 @@ def must_be_obs(env: Any, name: str, result: Any, values: str) -> np.ndarray:
     obs = np.asarray(result[0])
     space = env.observation_space
     if obs.shape != space.shape or not np.can_cast(obs.dtype, space.dtype, "same_kind"):
-        fail(f"obs must be {space.dtype} {space.shape}, as observation_space says, not {obs!r}")
+        rule = f"obs of {name} must be {space.dtype} {space.shape}, as observation_space says"
+        fail(f"{rule}, not {obs.dtype} {obs.shape}")
     must_be_within(obs, space.low, space.high)
     for x in map(np.asarray, result[1:-1]):
         if x.shape != () or x.dtype.kind not in "biuf":
             fail(f"reward, terminated and truncated must be one number each, not {x!r}")
-        if not np.isfinite(x):
-            fail(f"reward must be a finite number, not {x}")
+        if not np.abs(x) <= FLOAT32_MAX:
+            fail(f"reward must be a finite number in float32, not {x}")
     must(isinstance(result[-1], dict), "info must be a dict")
     return obs
 
@@ -435,7 +447,7 @@ def check_action_bounds(env: Any, watchdog: Watchdog) -> None:
 
 
 def check_repeatability(make: Any, played: Played, limit: int | None, watchdog: Watchdog) -> None:
-    """Check that a second instance with the same seed returns the same numbers."""
+    """Check that the same seed gives the same numbers in a second instance and after a reset."""
     try:
         with watchdog.watch("the constructor"):
             env = make()
@@ -444,11 +456,56 @@ def check_repeatability(make: Any, played: Played, limit: int | None, watchdog: 
         print(f"A second instance in the same process failed ({reason}), so seeds are not checked.")
         return
     repeated = play(env, limit, len(played.numbers), watchdog).numbers
+    after_reset = play(env, limit, len(played.numbers), watchdog).numbers
     with watchdog.watch("close"):
         env.close()
-    is_same = np.array_equal(played.numbers[: len(repeated)], repeated, equal_nan=True)
     rule = "the same seed must give the same obs and rewards: use only self.np_random"
-    must(is_same, rule)
+    must(is_same(played.numbers, repeated), rule)
+    if not is_same(repeated, after_reset):
+        found = "After a reset, the same seed gives other obs or rewards than in a new instance"
+        print(f"{found}: does reset set every variable?")
+    check_independence(make, played, limit, watchdog)
+
+
+class Interleaved(gymnasium.Wrapper):
+    """Reset and step a second instance after each call, before the caller reads the results."""
+
+    def __init__(self, env: Any, other: Any) -> None:
+        super().__init__(env)
+        self.other = other
+
+    def reset(self, **options: Any) -> tuple:
+        result = self.env.reset(**options)
+        self.other.reset(seed=1)
+        return result
+
+    def step(self, action: Any) -> tuple:
+        result = self.env.step(action)
+        _, _, terminated, truncated, _ = self.other.step(action)
+        if terminated or truncated:
+            self.other.reset()
+        return result
+
+
+def check_independence(make: Any, played: Played, limit: int | None, watchdog: Watchdog) -> None:
+    """Check that an instance returns the same numbers if a second one is stepped in between."""
+    try:
+        with watchdog.watch("the constructor"), closing(make()) as env, closing(make()) as other:
+            pair = Interleaved(env, other)
+            numbers = play(pair, limit, len(played.numbers), watchdog).numbers
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        print(f"Two instances at the same time failed ({reason}): use --vectorization async.")
+        return
+    rule = "instances must not share data, but stepping a second one changes the obs or rewards of "
+    rule += "the first: keep arrays, state and random numbers (self.np_random) in self"
+    must(is_same(played.numbers, numbers), rule)
+
+
+def is_same(numbers: np.ndarray, repeated: np.ndarray) -> bool:
+    """Compare as many steps as both have, because slow environments are stopped early."""
+    length = min(len(numbers), len(repeated))
+    return np.array_equal(numbers[:length], repeated[:length])
 
 
 def check_render(make: Any, modes: Any, watchdog: Watchdog) -> None:
@@ -608,9 +665,14 @@ def check_actions(actions: Any, discrete: type, box: type) -> bool:
     is_float = np.issubdtype(actions.dtype, np.floating)
     must(is_float, f"actions in a Box must be floats, not {actions.dtype} as in {actions}")
     low, high = np.asarray(actions.low), np.asarray(actions.high)
-    is_finite = np.isfinite(low).all() and np.isfinite(high).all()
-    is_bounded = bool(is_finite and (low < high).all())
-    must(is_bounded, f"actions in a Box must have finite bounds, not {actions}")
+    must(bool((low < high).all()), f"every action in a Box needs low < high, not {actions}")
+    remedy = "use bounds such as -1 and 1, and scale actions in step"
+    is_finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
+    must(is_finite, f"actions in a Box must have finite bounds, not {actions}: {remedy}")
+    with np.errstate(over="ignore"):
+        low, high = low.astype(actions.dtype), high.astype(actions.dtype)
+        is_finite = bool(np.isfinite(high - low).all() and np.isfinite(low + high).all())
+    must(is_finite, f"high - low overflows in the action space {actions}: {remedy}")
     return True
 
 
@@ -629,6 +691,10 @@ def check_episode_ends(episodes: list[tuple[int, bool]], limit: int | None, step
     rule = f"{found}, but that is the time limit: do not return it as terminated"
     must(not is_suspicious or longest != limit, rule)
     print(f"{len(episodes):,} episodes ended in {steps:,} random steps.")
+    lengths = {length for length, _ in episodes if length != limit}
+    if len(lengths) >= 3 and not any(flag for _, flag in episodes):
+        hint = "return truncated only for time limits"
+        print(f"No episode terminated, but some of different lengths were truncated: {hint}.")
     if is_suspicious and 20 * len(terminated) >= len(episodes):  # at least 5% of the episodes
         print(f"{found[:1].upper()}{found[1:]}: if that is a time limit, return it as truncated.")
 
@@ -646,8 +712,8 @@ def microseconds(seconds: float) -> str:
 
 
 def must_be_within(obs: np.ndarray, low: Any, high: Any) -> None:
-    if not np.isfinite(obs).all():
-        fail(f"obs must be finite numbers, not {obs}")
+    if not (np.abs(obs) <= FLOAT32_MAX).all():
+        fail(f"obs must be finite numbers in float32, not {obs}")
     tolerance = 1e-5 * np.maximum(1, np.abs(obs.astype(float)))
     outside = (obs < low - tolerance) | (obs > high + tolerance)
     if outside.any():
@@ -674,9 +740,13 @@ def must(ok: bool, rule: str) -> None:
         fail(rule)
 
 
+class RuleBroken(SystemExit):
+    """End this program with an exit status."""
+
+
 def fail(rule: str) -> NoReturn:
     print(rule, file=sys.stderr)
-    sys.exit(2)
+    raise RuleBroken(2)
 
 
 # === Command line ===============================================================================
@@ -697,6 +767,16 @@ def script_for(checked: Checked, in_gymnasium: bool) -> list[str]:
 
 
 def main(env_id: str, async_test: bool = False) -> None:
+    try:
+        check(env_id, async_test)
+    except RuleBroken:
+        raise
+    except SystemExit as error:  # from the environment
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        fail(f"{frame.filename}:{frame.lineno} exits Python: raise an exception instead")
+
+
+def check(env_id: str, async_test: bool) -> None:
     if env_id.startswith(("ALE/", "ale_py:ALE/")):
         check_atari(env_id)
         recommend(env_id, [CNN], [])

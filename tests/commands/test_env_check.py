@@ -144,6 +144,7 @@ def without_numbers(text):
 
 def test_the_page_quotes_the_messages_of_the_check(monkeypatch, capsys):
     images.stand_in_for_ale_py(monkeypatch)
+    monkeypatch.setattr(check, "PROGRESS_AFTER", 100.0)  # no progress lines on a busy machine
     speeds = {"sync": 100.0, "async": 10.0, "vector_entry_point": 1000.0}
     monkeypatch.setattr(check, "measure_speed", lambda env_id, name, num_envs: speeds[name])
     checks: list[Any] = [
@@ -167,6 +168,8 @@ NAMES = {
     "lander_gymnasium:Lander": "a Gymnasium environment: give the id under which it is registered",
 }
 IN_50 = "observation_space = lambda *x: Box(-50, 50, (2,))"
+IN_BYTES = "observation_space = Box(0, 255, (2,), np.uint8); "
+IN_BYTES += "observe = lambda *x: np.zeros(2, np.uint8)"
 BOX_ACTIONS = "action_space = lambda *x: Box(-1, 1, (1,))"
 # Line to add to the class body of a gymnax environment -> part of the error message. In these
 # lines, obs is an array of two zeros.
@@ -176,6 +179,7 @@ GYMNAX = {
     "default_params = (0,)": "default_params.max_steps_in_episode: define both, or override is_tr",
     "action_space = lambda *x: Dict({})": "action_space must be Discrete or a Box, not Dict({})",
     "action_space = lambda *x: Box(-1, np.inf, (1,))": "must have finite bounds, not Box(",
+    "action_space = lambda *x: Box(-3e38, 3e38, (1,))": "high - low overflows in the action space",
     "action_space = lambda *x: Box(-1, 1, (2, 2))": "actions in a Box must be vectors, not Box(lo",
     "observation_space = lambda *x: Dict({})": "must be a gymnax Box, not Dict({})",
     "observe = lambda *x: jnp.zeros(3)": "the shape of observation_space, (2,), not ShapeDtype",
@@ -190,7 +194,7 @@ GYMNAX = {
     "observation_space = lambda *x: Box(-99, [99, 0], (2,))": "side observation_space (-99 to 0)",
     "observation_space = lambda *x: Box([-99, 0], 99, (2,))": "side observation_space (0 to 99)",
     f"{IN_50}; step = lambda *x, params: ends_far(*Lander.step(*x, params))": "obs[0] is 99.0, o",
-    "observe = lambda *x: obs / 0": "obs must be finite numbers, not [nan nan]",
+    "observe = lambda *x: obs / 0": "obs must be finite numbers in float32, not [nan nan]",
     "step_env = lambda *x: (obs, x[2], jnp.nan, False, {})": "must be a finite number, not [nan]",
     f"{BOX_ACTIONS}; step_env = lambda *x: breaks_at_1(*x)": "finite after action [1.], a bound",
     "render = lambda *x: np.zeros((64, 64, 3))": "(height, width, 3), not float64 (64, 64, 3)",
@@ -202,15 +206,26 @@ GYMNASIUM = {
     "action_space = Discrete(2, start=1)": "actions must count from 0, not Discrete(2, st",
     "action_space = MultiDiscrete([2, 2])": "action_space must be Discrete or a Box, not MultiDis",
     "action_space = Box(-np.inf, 1, (1,))": "must have finite bounds, not Box(-inf, 1.0, (1",
+    "action_space = Box(np.float32([-9, 0]), np.float32([9, 0]))": "needs low < high, not Box([-9.",
     "action_space = Box(-9, 9, (1,), np.int8)": "in a Box must be floats, not int8 as in Box(",
     "step = lambda *x: (obs, 0.0, False, {})": "must return obs, reward, terminated, truncated, i",
-    "observe = lambda *x: np.zeros(3)": "obs must be float32 (2,), as observation_space says, not",
+    "observe = lambda *x: np.zeros(3)": "obs of reset must be float32 (2,), as observation_space",
+    "step = lambda *x: (np.zeros((2, 1)), 0, 0, 0, {})": "obs of step must be float32 (2,), as obs",
+    f"{IN_BYTES}; observe = lambda *x: obs": "obs of reset must be uint8 (2,), as observation",
+    f"{IN_BYTES}; step = lambda *x: (obs, 0, 0, 0, {{}})": "obs of step must be uint8 (2,), as obs",
     "step = lambda *x: (obs, None, False, False, {})": "must be one number each, not array(None",
-    "step = lambda *x: (obs, np.nan, False, False, {})": "reward must be a finite number, not nan",
+    "step = lambda *x: (obs, np.nan, 0, 0, {})": "reward must be a finite number in float32, not n",
+    "step = lambda *x: (obs, 1e39, 0, 0, {})": "reward must be a finite number in float32, not 1e+",
+    "observe = lambda *x: obs + 1e39": "obs must be finite numbers in float32, not [1.e+39 1.e+39]",
     "observation_space = Box(-9, np.float32([9, 0]))": "outside observation_space (-9.0 to 0.0)",
     "observation_space = Box(np.float32([-9, 0]), 9)": "outside observation_space (0.0 to 9.0)",
-    "observe = lambda *x: np.float32([0, np.nan])": "obs must be finite numbers, not [ 0. nan]",
+    "observe = lambda *x: np.float32([0, np.nan])": "finite numbers in float32, not [ 0. nan]",
     "observe = lambda *x: np.random.rand(2)": "the same seed must give the same obs and rewards",
+    "observe = lambda self: np.copyto(obs, self.height) or obs": "instances must not share data",
+    "all = {}; height = property(lambda x: x.all[0], lambda x, y: x.all.update({0: y}))": "instanc",
+    "__init__ = lambda *x, **y: sys.exit()": "given.py:9 exits Python: raise an exception instead",
+    "reset = lambda *x, **y: sys.exit()": "given.py:9 exits Python: raise an exception instead",
+    "step = lambda *x: sys.exit()": "given.py:9 exits Python: raise an exception instead",
     "__init__ = lambda self: None": "__init__ must take render_mode and set self.render_mode",
     "__init__ = lambda self, render_mode=None: None": "__init__ must take render_mode and set",
     "render = lambda *x: np.zeros((64, 64))": "uint8 (height, width, 3), not float64 (64, 64)",
@@ -225,6 +240,8 @@ def write_gymnax(change):
     text += "def continues(obs, state, reward, terminated, truncated, info):\n"
     text += "    return obs, state, reward, terminated & False, truncated & False, info\n"
     text += "def ends_far(*results):\n    return *results[:5], {'final_observation': obs + 99}\n"
+    text += "def restarts_late(obs, *results):\n"
+    text += "    return results[-1]['final_observation'], *results\n"
     text += "def breaks_at_1(*x):\n"
     text += "    return obs / (x[3][0] < 1), x[2], 0.0, x[3][0] > 0, {}\n"
     text += f"class MyEnv(Lander):\n    {change}\n"
@@ -233,7 +250,10 @@ def write_gymnax(change):
 
 
 def write_gymnasium(change, limit=100):
-    text = "from gymnasium.spaces import *\nfrom lander_gymnasium import *\nobs = np.zeros(2)\n"
+    text = "import sys\nfrom gymnasium.spaces import *\nfrom lander_gymnasium import *\n"
+    text += "obs = np.zeros(2)\n"
+    text += "def counted(self):\n    self.time += 1\n"
+    text += "    return obs, self.time, self.time >= 20, False, {}\n"
     text += f"class MyEnv(Lander):\n    {change}\n"
     text += f"gymnasium.register('MyEnv-v0', MyEnv, max_episode_steps={limit})\n"
     Path("given.py").write_text(text)
@@ -360,6 +380,34 @@ HINTS: list[Any] = [
         write_gymnasium,
         "made = []; __init__ = lambda self, **options: 1 / (not self.made) and self.made.append(1)",
         "A second instance in the same process failed (ZeroDivisionError: division by zero), so",
+    ),
+    (
+        write_gymnasium,
+        "metadata = {}; made = []; close = lambda self: self.made.clear(); "
+        "__init__ = lambda self, **options: 1 / (not self.made) and self.made.append(1)",
+        "Two instances at the same time failed (ZeroDivisionError: division by zero): use --vec",
+    ),
+    (
+        write_gymnasium,
+        "time = 0; step = lambda self, action: counted(self)",
+        "does reset set every variable?",
+    ),
+    (
+        write_gymnasium,
+        "step = lambda *x: (lambda obs, reward, end, _, info: (obs, reward, 0, end, info))"
+        "(*Lander.step(*x))",
+        "No episode terminated, but some of different lengths were truncated",
+    ),
+    (
+        write_gymnasium,
+        "observation_space = Box(0, 255, (9, 9), np.uint8); "
+        "observe = lambda *x: np.ones((9, 9), np.uint8)",
+        "All pixels are 0 or 1, but training divides them by 255",
+    ),
+    (
+        write_gymnax,
+        "step = lambda *x, params: restarts_late(*Lander.step(*x, params))",
+        "step must return the first obs of the next episode",
     ),
 ]
 
