@@ -354,7 +354,9 @@ def play(run: Run, args: Args, num_envs: int, render: bool = False) -> Generator
 
 def to_unit_range(action: np.ndarray, env: Any) -> np.ndarray:
     """Map actions from the bounds of the environment to [-1, 1], as VecEnv.step expects."""
-    return 2 * (action - env.action_low) / (env.action_high - env.action_low) - 1
+    center = env.action_low / 2 + env.action_high / 2  # low + high may be more than float32 holds
+    half = env.action_high / 2 - env.action_low / 2
+    return (action - center) / np.where(half > 0, half, 1)  # half is 0 if the bounds are equal
 
 
 def fill_in(run: Run, args: Args) -> Args:

@@ -201,6 +201,15 @@ def test_one_warning_for_each_script_that_has_changed(copied_run, command, tmp_p
 
 
 # === Episodes ===================================================================================
+def test_actions_are_mapped_to_the_unit_range():
+    """Bounds may be equal, or so far apart that their distance is infinite in float32."""
+    widest = np.finfo(np.float32).max
+    low, high = np.array([-1, 5, -widest], "f"), np.array([3, 5, widest], "f")
+    env = SimpleNamespace(action_low=low, action_high=high)
+    found = [evaluate.to_unit_range(x, env).tolist() for x in (low, np.array([2, 5, 0], "f"), high)]
+    assert found == [[-1, 0, -1], [0.5, 0, 0], [1, 0, 1]]
+
+
 ACTIONS = [({}, 1.0), ({"sample": True}, 0.7), ({"epsilon": 0.5}, 0.75)]
 
 
