@@ -29,8 +29,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 from urllib.parse import quote
@@ -126,10 +126,12 @@ SAC_SPACE = {
     "tau": "1e-3:5e-2:log",
 }
 GIVEN = {"seed", "runs_dir", "run_name", "resume"}
+NEEDED = GIVEN | {"env_id", "total_timesteps"}
 NOT_SEARCHED = GIVEN | {"save_every", "save_replay", "track", "matmul_precision"}
 NOT_SEARCHED |= {"env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions"}
 HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., held-out runs with seeds 1001, 1002, ...
 TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # evaluation seeds
+GREEDY = {"actions": "greedy", "epsilon": 0.0, "max_steps": 10_000}  # defaults of evaluate.py
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 HEARTBEAT = 60  # seconds between heartbeats
 SILENCE = 600  # seconds without a heartbeat after which a trial counts as interrupted
@@ -161,6 +163,7 @@ class Command:
     study: optuna.Study
     trials: Path  # folder for the runs of this study only
     place: str  # host name and path of `trials`
+    version: str  # hash of the script
     mark: str = field(default_factory=processes.new_mark)  # identifies the processes of all runs
     stop: threading.Event = field(default_factory=threading.Event)  # set by a signal
     lock: threading.Lock = field(default_factory=threading.Lock)  # held while using Optuna
@@ -190,12 +193,20 @@ def find_script(given: Path) -> Path:
 def ask_script(path: Path, words: list[str]) -> Any:
     """Return the script arguments with these flags; if a flag is invalid, tyro exits."""
     sys.path.insert(0, str(path.parent))
-    script = importlib.import_module(path.stem)
+    try:
+        script = importlib.import_module(path.stem)
+    except (Exception, SystemExit) as error:  # the file can be any program
+        fail(f"{path} cannot be imported: {type(error).__name__}: {error}")
     sys.argv = [path.name, *words]
-    given = script.parse_args()
-    if not vars(given).keys() > GIVEN or "num_agents" in vars(given):
+    given = script.parse_args() if hasattr(script, "parse_args") else None
+    names = {x.name for x in fields(given)} if is_dataclass(given) else set()
+    if not names >= NEEDED or "num_agents" in names:
         fail(f"{path} does not train one agent, as ppo_linen.py and dqn_linen.py do")
     return given
+
+
+def version_of(script: Path) -> str:
+    return hashlib.sha256(script.read_bytes()).hexdigest()
 
 
 def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str, str]:
@@ -275,6 +286,13 @@ def sentence_of(text: str) -> str:
     return lines[-1] if lines else "no output"
 
 
+def exception_of(text: str) -> str:
+    """Return the exception in the last traceback, without the note that JAX adds, or ""."""
+    _, start, traceback = text.rpartition("Traceback (most recent call last):\n")
+    lines = [x for x in traceback.splitlines() if start and not x.startswith(" ")]
+    return plain(" ".join(lines).partition("-------------------- For simplicity, JAX")[0])
+
+
 def words_of(settings: dict[str, Any]) -> list[str]:
     """Return the settings as command-line flags."""
     words = []
@@ -319,6 +337,8 @@ def run(
     """
     if command.stop.is_set():
         raise Stopped
+    if version_of(command.args.script) != command.version:
+        fail(f"{command.args.script} has changed; undo the change, or choose another --study")
     deadline = time.monotonic() + command.args.timeout
     mark = f"{command.mark}.{processes.new_mark()}"
     # Start a new session, so that Ctrl-C in the terminal does not reach the process.
@@ -350,15 +370,24 @@ def run(
     if status in (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT):
         raise Stopped
     if status != 0:
-        said = sentence_of(log.read_text(errors="replace"))
+        text = log.read_text(errors="replace")
+        said = sentence_of(text)
+        if status == 1:  # an uncaught exception; other tracebacks may be warnings
+            said = exception_of(text) or said
         kind = Refused if status == 2 else TrialError
         raise kind(f"{Path(words[0]).name} ended with status {status}: {said}")
     log.unlink()
 
 
-def is_complete(run: Path) -> bool:
+def status_of(run: Path) -> str:
+    """Return the status in run.json, or "" if there is none."""
     path = run / "run.json"
-    return path.exists() and json.loads(path.read_text(encoding="utf-8"))["status"] == "completed"
+    return json.loads(path.read_text(encoding="utf-8"))["status"] if path.exists() else ""
+
+
+def is_complete(run: Path) -> bool:
+    """Return whether a run reached its last iteration. Scripts cannot resume such a run."""
+    return status_of(run) in ("completed", "diverged")
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -379,6 +408,8 @@ def train(command: Command, folder: Path, settings: dict, seed: int, watch: Call
             given = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
             words = [*command.words, *words_of(settings), *words_of(given)]
         run(command, [str(command.args.script), *words], Path(f"{folder}.log"), watch, locks)
+        if not is_complete(folder):
+            raise TrialError(f"{command.args.script.name} ended before training was complete")
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
@@ -392,16 +423,32 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
 
 def evaluate(command: Command, folders: list[Path], seed: int, watch: Callable) -> list[float]:
     """Return the mean return of each agent, in greedy episodes with held-out seeds."""
+    settings = GREEDY | {"episodes": command.args.episodes, "seed": seed}
     files = [folder / "evaluation.json" for folder in folders]
-    missing = [str(path.parent) for path in files if not path.exists()]
+    missing = [path for path in files if not has_settings(path, settings)]
     if missing:
-        words = [*missing, "--episodes", str(command.args.episodes), "--seed", str(seed)]
+        for path in missing:
+            if path.exists():  # keep what the user evaluated; evaluate.py might not replace it
+                path.replace(path.with_name("evaluation-by-hand.json"))
+        words = [str(path.parent) for path in missing]
+        words += ["--episodes", str(command.args.episodes), "--seed", str(seed)]
         words += ["--script", str(command.args.script), "--env-id", command.defaults["env_id"]]
         run(command, [str(HERE / "evaluate.py"), *words], Path(f"{folders[0]}.evaluate.log"), watch)
+    for path in missing:
+        if not has_settings(path, settings):
+            raise TrialError(f"evaluate.py did not write {path}")
     returns = [json.loads(path.read_text(encoding="utf-8"))["return"]["mean"] for path in files]
     if not np.isfinite(returns).all():
         raise TrialError("the return of an agent is not finite")
     return returns
+
+
+def has_settings(path: Path, settings: dict[str, Any]) -> bool:
+    """Return whether a file exists and has the results of an evaluation with these settings."""
+    if not path.exists():
+        return False
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return all(found.get(name) == x for name, x in settings.items())
 
 
 # === Trials =====================================================================================
@@ -427,7 +474,9 @@ def work(command: Command) -> None:
                 if not waiting and len(counted(study)) >= command.args.trials:
                     return
                 trial = study.ask(command.space)
-            run_trial(command, trial)
+            # If the heartbeat was so old that another process took over the trial, forget it.
+            with contextlib.suppress(UpdateFinishedTrialError):
+                run_trial(command, trial)
     except BaseException:
         command.stop.set()  # stop the other workers, too
         raise
@@ -471,8 +520,6 @@ def run_trial(command: Command, trial: optuna.Trial) -> None:
         ended = study.tell(trial, stats.trim_mean(returns, 0.25))
     except optuna.TrialPruned:
         ended = study.tell(trial, state=TrialState.PRUNED)
-    except UpdateFinishedTrialError:
-        return  # the heartbeat was so old that another process took over the trial
     except TrialError as error:
         defaults = {x: command.defaults[x] for x in command.space}
         if isinstance(error, Refused) and trial.params == defaults:
@@ -603,8 +650,8 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
     with ThreadPoolExecutor(command.args.workers) as pool:
         for i, _ in enumerate(pool.map(train_one, trainings)):
             print(f"{i + 1}/{len(folders)} runs with held-out seeds", flush=True)
-    returns = evaluate(command, folders, HELD_OUT_EPISODES, watch)
-    of_best = returns[num_seeds:]
+    returns = held_out_returns(command, folders, watch)
+    of_best, of_defaults = returns[num_seeds:], returns[:num_seeds]
     words = ["python", str(command.args.script), *command.words, *words_of(best.params)]
     found = {
         "best_trial": best.number,
@@ -614,12 +661,35 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
         "default_value_in_study": next((x.value for x in trials if x.params == defaults), None),
         "best_runs": [str(folder.relative_to(command.folder)) for folder in folders[-num_seeds:]],
         "best": summary(of_best),
-        "defaults": summary(returns[:num_seeds]),
-        "best_minus_defaults": summary(np.subtract(of_best, returns[:num_seeds]).tolist()),
+        "defaults": summary(of_defaults),
+        "best_minus_defaults": summary(differences(of_best, of_defaults)),
         "command": shlex.join(words),
         "versions": json.loads((folders[0] / "run.json").read_text(encoding="utf-8"))["versions"],
     }
     return found | command.study.user_attrs["begun"]
+
+
+def held_out_returns(command: Command, folders: list[Path], watch: Callable) -> list[float]:
+    """Return the mean return of each agent; minus infinity if it diverged and cannot act."""
+    diverged = [folder for folder in folders if status_of(folder) == "diverged"]
+    others = [folder for folder in folders if folder not in diverged]
+    values = evaluate(command, others, HELD_OUT_EPISODES, watch)
+    returns = dict(zip(others, values, strict=True))
+    for folder in diverged:
+        try:
+            returns[folder] = evaluate(command, [folder], HELD_OUT_EPISODES, watch)[0]
+        except Refused:
+            raise
+        except TrialError as error:  # for example: the actions are NaN
+            print(f"{folder.name}: {error}")
+            returns[folder] = -np.inf
+        print(f"{folder.name}: the training diverged; the return is {returns[folder]:.4g}")
+    return [returns[folder] for folder in folders]
+
+
+def differences(of_best: list[float], of_defaults: list[float]) -> list[float]:
+    """Return the differences, paired by seed; two returns of minus infinity do not differ."""
+    return [x - y if x != y else 0.0 for x, y in zip(of_best, of_defaults, strict=True)]
 
 
 def summary(returns: list[float]) -> dict[str, Any]:
@@ -752,8 +822,8 @@ def begin(args: Args, words: list[str]) -> Command:
         fail("--space leaves no setting to search")
     print(", ".join(f"{name}={text}" for name, text in ranges.items()), flush=True)
     defaults = {x: shown(value) for x, value in asdict(given).items() if x not in GIVEN}
-    begun = {"script": args.script.name, "flags": words, "space": ranges}
-    begun["version"] = hashlib.sha256(args.script.read_bytes()).hexdigest()
+    version = version_of(args.script)
+    begun = {"script": args.script.name, "flags": words, "space": ranges, "version": version}
     begun |= {x: getattr(args, x) for x in ("num_seeds", "episodes", "sampler", "pruner")}
     name = args.study or f"{args.script.stem}__{given.env_id}"
     folder = Path(args.studies_dir, name.replace("/", "-").replace(":", "-"))
@@ -765,7 +835,7 @@ def begin(args: Args, words: list[str]) -> Command:
     trials = folder / study.user_attrs["id"]
     (trials / "fresh").mkdir(parents=True, exist_ok=True)
     place = f"{socket.gethostname()}:{trials.absolute()}"
-    return Command(args, words, defaults, space, folder, study, trials, place)
+    return Command(args, words, defaults, space, folder, study, trials, place, version)
 
 
 def tune(command: Command) -> None:
@@ -773,8 +843,9 @@ def tune(command: Command) -> None:
     requeue(command)
     with ThreadPoolExecutor(command.args.workers) as pool:
         workers = [pool.submit(work, command) for _ in range(command.args.workers)]
-    for worker in workers:
-        worker.result()
+        # The first worker to fail has the reason; it stops the others.
+        for worker in as_completed(workers):
+            worker.result()
     finish(command)
 
 

@@ -189,6 +189,87 @@ def test_summary():
     assert tune.summary([2.0] * 12)["interval"] is None  # not an interval of width 0
 
 
+def test_exactly_the_runs_at_their_last_iteration_are_complete(tmp_path):
+    """The scripts refuse to resume a diverged run at its last iteration."""
+    assert not tune.is_complete(tmp_path)
+    ends = {"running": False, "stopped": False, "completed": True, "diverged": True}
+    for status, is_complete in ends.items():
+        (tmp_path / "run.json").write_text(json.dumps({"status": status}))
+        assert tune.is_complete(tmp_path) == is_complete
+
+
+def test_a_diverged_agent_that_cannot_act_counts_as_minus_infinity(tmp_path, monkeypatch):
+    def evaluate(command, folders, *_):
+        if tmp_path / "unable" in folders:
+            raise tune.TrialError("the actions are NaN")
+        return [9.0] * len(folders)
+
+    ends = {"a": "completed", "unable": "diverged", "able": "diverged", "b": "completed"}
+    for name, status in ends.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"status": status}))
+    monkeypatch.setattr(tune, "evaluate", evaluate)
+    returns = tune.held_out_returns(Mock(), [tmp_path / name for name in ends], Mock())
+    assert returns == [9, -np.inf, 9, 9]
+
+
+def test_differences_of_diverged_agents():
+    best, defaults = [3.0, -np.inf, -np.inf, 4.0], [1.0, -np.inf, 2.0, -np.inf]
+    assert tune.differences(best, defaults) == [2, 0, -np.inf, np.inf]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_summary_of_a_diverged_agent():
+    """The interquartile mean drops it, but the mean does not."""
+    result = tune.summary([5.0, -np.inf, 6.0, 7.0])
+    assert (result["iqm"], result["mean"], result["mean_interval"]) == (5.5, -np.inf, None)
+
+
+GREEDY = {"actions": "greedy", "epsilon": 0.0, "max_steps": 10_000, "episodes": 100, "seed": 7}
+
+
+def write_evaluation(folder, value, **changes):
+    results = GREEDY | changes | {"return": {"mean": value}}
+    (folder / "evaluation.json").write_text(json.dumps(results))
+
+
+def test_all_settings_of_an_evaluation_must_match(tmp_path):
+    assert not tune.has_settings(tmp_path / "evaluation.json", GREEDY)
+    write_evaluation(tmp_path, 2.0)
+    assert tune.has_settings(tmp_path / "evaluation.json", GREEDY)
+    other = {"episodes": 1000, "seed": 0, "actions": "sampled", "epsilon": 0.1, "max_steps": 9}
+    for name, value in other.items():
+        write_evaluation(tmp_path, 2.0, **{name: value})
+        assert not tune.has_settings(tmp_path / "evaluation.json", GREEDY), name
+
+
+def test_an_evaluation_with_other_settings_is_kept_but_not_used(tmp_path, monkeypatch):
+    """evaluate.py does not replace results with more episodes."""
+
+    def run(*_):
+        if not (tmp_path / "evaluation.json").exists():
+            write_evaluation(tmp_path, 3.0)
+
+    monkeypatch.setattr(tune, "run", run)
+    write_evaluation(tmp_path, 2.0, episodes=1000)
+    assert tune.evaluate(new_command(tmp_path), [tmp_path], 7, Mock()) == [3]
+    kept = json.loads((tmp_path / "evaluation-by-hand.json").read_text())
+    assert (kept["episodes"], kept["return"]["mean"]) == (1000, 2)
+
+
+def test_an_evaluation_with_the_same_settings_is_not_repeated(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "run", Mock(side_effect=AssertionError))
+    write_evaluation(tmp_path, 2.0)
+    assert tune.evaluate(new_command(tmp_path), [tmp_path], 7, Mock()) == [2]
+
+
+def test_an_evaluation_without_results_is_an_error(tmp_path, monkeypatch):
+    """evaluate.py ends with status 0 if it cannot write its results."""
+    monkeypatch.setattr(tune, "run", Mock())
+    with pytest.raises(tune.TrialError, match=r"evaluation\.json"):
+        tune.evaluate(new_command(tmp_path), [tmp_path], 7, Mock())
+
+
 def test_a_study_prefers_better_settings(tmp_path):
     """The synthetic objective has its optimum at 0.8. Most of the later trials are close to it."""
     _, space, study = new_study(tmp_path, "tpe")
@@ -235,10 +316,19 @@ def new_study(folder, sampler="random"):
     return args, space, tune.open_study("name", args, folder, {}, {"gamma": 0.5})
 
 
+def new_command(folder):
+    """Return a command for a study without trials."""
+    args, space, study = new_study(folder)
+    args.script.write_text("")
+    version = tune.version_of(args.script)
+    defaults = {"env_id": "Fake-v1", "gamma": 0.5}
+    return tune.Command(args, [], defaults, space, folder, study, folder, "here", version)
+
+
 def test_an_interrupted_trial_continues(tmp_path, capsys):
     """A trial on another machine continues only after its heartbeats have stopped."""
-    args, space, study = new_study(tmp_path)
-    command = tune.Command(args, [], {}, space, tmp_path, study, tmp_path, "here")
+    command = new_command(tmp_path)
+    args, space, study = command.args, command.space, command.study
     study.ask()  # a trial without hyperparameters
     tune.requeue(command)
     second = study.ask(space)
@@ -384,6 +474,63 @@ def test_failures_are_reported_and_the_study_continues(project):
     assert after - before == {"defaults-seed-1002": 1}
 
 
+def test_a_training_that_ends_early_with_status_0_is_an_error(tmp_path, monkeypatch):
+    """The environment may have called sys.exit()."""
+    monkeypatch.setattr(tune, "run", Mock())
+    with pytest.raises(tune.TrialError, match="before training was complete"):
+        tune.train(new_command(tmp_path), tmp_path / "run", {}, 1, Mock())
+
+
+def test_exception_of():
+    """JAX adds a note, which Python prints after the exception."""
+    start = "Traceback (most recent call last):\n"
+    first = f'{start}  File "a.py", line 1\nKeyError: 1\n\nDuring handling another occurred:\n\n'
+    last = f'{start}  File "a.py", line 2\n    f(x)\n    ^^^^\nValueError: 3 is not 4\nin f\n'
+    note = f"{'-' * 20}\nFor simplicity, JAX has removed its internal frames from the traceback.\n"
+    assert tune.exception_of(first + last + note) == "ValueError: 3 is not 4 in f"
+    assert tune.exception_of("Warning: a\nno environment\n") == ""
+
+
+def test_another_process_may_end_a_trial_before_it_fails(tmp_path, monkeypatch):
+    command = new_command(tmp_path)
+
+    def fail(_, trial):
+        command.study.tell(trial.number, state=TrialState.FAIL)
+        command.stop.set()
+        raise tune.TrialError
+
+    monkeypatch.setattr(tune, "train_and_evaluate", fail)
+    tune.work(command)
+    assert "error" not in command.study.trials[0].user_attrs
+
+
+def test_the_error_of_any_worker_is_reported(tmp_path, monkeypatch):
+    """The first worker is stopped because the second one failed."""
+    command = new_command(tmp_path)
+    command.args.workers = 2
+    second = iter((False, True))
+
+    def work(_):
+        if next(second):
+            command.stop.set()
+            raise OSError("disk full")
+        command.stop.wait()
+        time.sleep(0.1)
+        raise tune.Stopped
+
+    monkeypatch.setattr(tune, "work", work)
+    with pytest.raises(OSError, match="disk full"):
+        tune.tune(command)
+
+
+def test_no_run_starts_after_the_script_has_changed(tmp_path, capsys):
+    command = new_command(tmp_path)
+    command.args.script.write_text("# another")
+    with pytest.raises(SystemExit):
+        tune.run(command, ["-c", "0"], tmp_path / "log", Mock())
+    assert "fake.py has changed" in capsys.readouterr().err and not (tmp_path / "log").exists()
+
+
 def test_if_all_trials_fail_the_error_is_one_line(project):
     status, out, err = run(project, *QUICK, "--trials", 1, diverged="")
     assert (status, err) == (1, "no trial is complete; trials.csv lists the reasons\n")
@@ -423,6 +570,26 @@ def test_usage_errors(project, words, sentence):
     status, _, err = run(project, *words.split(" "))
     assert status == 2 and sentence in " ".join(err.replace("│", " ").split()), err
     assert "Traceback" not in err and "\x1b" not in err and not (project / "trace").exists()
+
+
+@pytest.mark.parametrize(
+    "code, sentence",
+    [
+        ("", "does not train one agent"),
+        ("parse_args = dict", "does not train one agent"),
+        ("raise RuntimeError('no display')", "cannot be imported: RuntimeError: no display"),
+        ("raise SystemExit", "cannot be imported: SystemExit"),
+    ],
+)
+def test_a_file_that_is_not_a_training_script(tmp_path, monkeypatch, capsys, code, sentence):
+    for name in ("path", "argv"):
+        monkeypatch.setattr(sys, name, getattr(sys, name).copy())
+    monkeypatch.delitem(sys.modules, "not_a_script", raising=False)
+    (tmp_path / "not_a_script.py").write_text(code)
+    with pytest.raises(SystemExit, match="2"):
+        tune.ask_script(tmp_path / "not_a_script.py", [])
+    assert sentence in capsys.readouterr().err
+    sys.modules.pop("not_a_script", None)
 
 
 def test_a_study_continues_only_with_the_same_code_and_in_one_command(project):
