@@ -11,7 +11,7 @@
 Start reading at Agent:
 - TrainState holds the parameters, the target network and the optimizer; update() returns a new one.
 - iterate() acts, steps, stores and updates in lax.scan, a compiled loop.
-- train() compiles iterate() with jax.jit, so an iteration is one call. It donates the replay
+- train() compiles iterate() with jax.jit, so an iteration takes one call. It donates the replay
   buffer, which lets XLA update it in place.
 Lines marked "# sync" wait for the device.
 
@@ -57,7 +57,7 @@ from tensorboard.summary import Writer
 class Args:
     seed: int = 1  # random seed
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
-    sticky_actions: float = 0.0  # probability of repeating the previous action instead
+    sticky_actions: float = 0.0  # probability that the previous action is repeated
     full_actions: bool = False  # MinAtar: all six actions, including those without effect
     max_episode_steps: int = 0  # truncate episodes after N steps; 0: the environment's default
     total_timesteps: int = 500_000  # environment steps, rounded down to whole iterations
@@ -88,7 +88,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
+        """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
@@ -108,7 +108,7 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
         if self.learning_starts > self.num_iterations * steps:
-            raise ValueError("--learning-starts must not be more than --total-timesteps")
+            raise ValueError("--learning-starts must not exceed --total-timesteps")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
         if min(self.hidden_sizes, default=1) < 1:
             raise ValueError("--hidden-sizes must be at least 1")
@@ -125,7 +125,7 @@ def parse_args() -> Args:
     saved = args_to_resume()
     if saved:
         return tyro.cli(Args, default=saved)
-    # The settings of MinAtar's examples/dqn.py (Young & Tian 2019) for five million frames.
+    # The settings from MinAtar's examples/dqn.py (Young & Tian 2019), for five million frames.
     minatar = Args(
         env_id="Breakout-MinAtar",
         sticky_actions=0.1,
@@ -149,7 +149,7 @@ def parse_args() -> Args:
     )
     presets = {
         "cartpole": ("Put `minatar` before the flags to use MinAtar's settings.", Args()),
-        "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
+        "minatar": ("Settings from MinAtar's examples/dqn.py, for five million frames.", minatar),
     }
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
@@ -159,7 +159,7 @@ def parse_args() -> Args:
 
 # === Environment ================================================================================
 class EnvState(NamedTuple):
-    key: jax.Array  # split at every step
+    key: jax.Array  # split in every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
     episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
@@ -208,8 +208,8 @@ class VecEnv:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset but not from step, which would
-        # compile every function of the state twice. astype makes the types strong.
+        # Some environments return weakly typed arrays from reset but not from step, so every
+        # function of the state would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
         return obs, EnvState(key, inner, zeros, zeros)
@@ -284,13 +284,13 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) ->
     # The optimizers have no learning rate: update() applies it.
     if args.optimizer == "adam":
         tx = optax.scale_by_adam(eps=args.optimizer_eps)
-    else:  # as torch.optim.RMSprop(centered=True), which adds eps outside the square root
+    else:  # like torch.optim.RMSprop(centered=True), which adds eps outside the square root
         tx = optax.scale_by_stddev(args.rmsprop_decay, args.optimizer_eps, eps_in_sqrt=False)
     target_params = jax.tree.map(jnp.copy, params)  # a copy, because train() donates both
     state = TrainState.create(
         apply_fn=agent.apply, params=params, target_params=target_params, tx=tx
     )
-    return state.replace(step=jnp.int32(0))  # a Python int would compile iterate twice
+    return state.replace(step=jnp.int32(0))  # a Python int would make iterate compile twice
 
 
 # === Replay =====================================================================================
@@ -308,7 +308,7 @@ class Replay(NamedTuple):
     """The last buffer_size transitions."""
 
     transitions: Transition
-    num_added: jax.Array  # () int32, transitions so far, including those overwritten
+    num_added: jax.Array  # () int32, transitions added so far, including those overwritten
 
 
 def make_replay(args: Args, obs_shape: tuple[int, ...], obs_dtype: np.dtype) -> Replay:
@@ -458,7 +458,7 @@ def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
 
 # === Training ===================================================================================
 def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, env, args: Args):
-    """Act, step, store and update for num_steps. Return the new states and the metrics."""
+    """Act, step, store and update for num_steps steps. Return the new states and the metrics."""
 
     def step(carry, inputs):
         train_state, replay, obs, env_state, losses = carry
@@ -475,7 +475,7 @@ def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, en
         episodes = Episodes(*(result[x] for x in Episodes._fields))
         return (train_state, replay, new_obs, env_state, losses), episodes
 
-    # lax.scan compiles the loop over steps: it passes on the carry and stacks the outputs.
+    # lax.scan compiles the loop over steps: it passes the carry along and stacks the outputs.
     losses = {"losses/td_loss": jnp.zeros(()), "losses/q_value": jnp.zeros(())}
     carry = (train_state, replay, obs, env_state, losses)
     act_keys, learn_keys = jax.random.split(key, (2, args.num_steps))
@@ -522,13 +522,13 @@ def train(args: Args) -> None:
     iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=(0, 1, 2, 3))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Set by hand: a schedule counts updates, which do not start before learning_starts.
+        # Decay by iteration: a schedule counts updates, which start after learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
         first = iteration * log.steps_per_iteration
         steps = range(first, first + log.steps_per_iteration, args.num_envs)
         epsilon = np.array([epsilon_after(x, args) for x in steps], np.float32)
-        # Derived from the iteration number, so the checkpoint does not need to store this key.
+        # Deriving the keys from the iteration number keeps them out of the checkpoint.
         iteration_key = jax.random.fold_in(key, iteration)
         train_state, replay, obs, env_state, metrics = iterate_fn(
             train_state, replay, obs, env_state, iteration_key, epsilon, learning_rate
@@ -604,7 +604,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
-        """Create the folder, or continue the one to resume. info is added to run.json."""
+        """Create the run folder, or reopen it to resume the run. info is added to run.json."""
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
         name = args.run_name or name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name))
@@ -619,7 +619,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -637,7 +637,7 @@ class RunLog:
             "script_sha256": digest,
             "status": "running",
             "started": time.time(),
-            "iteration": iteration,  # completed at the last checkpoint
+            "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
@@ -645,7 +645,7 @@ class RunLog:
         lines = self.metrics.readlines()[:iteration]
         if len(lines) < iteration:
             print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
@@ -655,7 +655,7 @@ class RunLog:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # here, because it takes half a second
+            import wandb  # only if needed, because importing takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -669,7 +669,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # an importing program handles its own signals
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
@@ -682,7 +682,7 @@ class RunLog:
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
+        """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -709,19 +709,19 @@ class RunLog:
         if self.wandb:
             try:
                 self.wandb.log(row, step=iteration)
-            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
-                self.show("Lost the W&B process; logging continues without it.")
+            except ConnectionError:  # SIGTERM to a whole job also ends the W&B process
+                self.show("The W&B process has ended; logging continues without it.")
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text. Training continues if that fails: Ctrl-C also ends tee in `| tee log.txt`."""
+        """Print text. Ignore a broken pipe, because Ctrl-C also ends the tee of `| tee log.txt`."""
         try:
             print(text, flush=True)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
+        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -789,7 +789,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
+    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -797,12 +797,12 @@ def can_resume(args: Args, **spaces: Any) -> bool:
         if getattr(args, name) != getattr(old, name):
             flag = name.replace("_", "-")
             fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
-    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+    for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
-        fail("The run is complete. To train for longer, add a larger --total-timesteps")
-    # A checkpoint.new is incomplete.
+        fail("The run is complete. To train for longer, pass a larger --total-timesteps")
+    # checkpoint.new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -819,6 +819,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # this script does not exit like this, and status 0 means success
+        if not error.code:  # not from this script; status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

@@ -10,7 +10,7 @@
 
 Start reading at Agent:
 - Replay keeps its tensors on the device.
-- to_torch() and to_jax() share memory instead of copying; on a GPU, rollouts stay there.
+- to_torch() and to_jax() share memory instead of copying. If there is a GPU, rollouts stay on it.
 - update() is PyTorch's usual sequence: zero_grad, backward, step.
 - train() is a plain loop over steps: act, step, store, and update if an update is due.
 Lines marked "# sync" wait for the device.
@@ -61,7 +61,7 @@ from torch.nn import functional as F
 class Args:
     seed: int = 1  # random seed
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
-    sticky_actions: float = 0.0  # probability of repeating the previous action instead
+    sticky_actions: float = 0.0  # probability that the previous action is repeated
     full_actions: bool = False  # MinAtar: all six actions, including those without effect
     max_episode_steps: int = 0  # truncate episodes after N steps; 0: the environment's default
     total_timesteps: int = 500_000  # environment steps, rounded down to whole iterations
@@ -92,7 +92,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
+        """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
@@ -112,7 +112,7 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
         if self.learning_starts > self.num_iterations * steps:
-            raise ValueError("--learning-starts must not be more than --total-timesteps")
+            raise ValueError("--learning-starts must not exceed --total-timesteps")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
         if min(self.hidden_sizes, default=1) < 1:
             raise ValueError("--hidden-sizes must be at least 1")
@@ -129,7 +129,7 @@ def parse_args() -> Args:
     saved = args_to_resume()
     if saved:
         return tyro.cli(Args, default=saved)
-    # The settings of MinAtar's examples/dqn.py (Young & Tian 2019) for five million frames.
+    # The settings from MinAtar's examples/dqn.py (Young & Tian 2019), for five million frames.
     minatar = Args(
         env_id="Breakout-MinAtar",
         sticky_actions=0.1,
@@ -153,7 +153,7 @@ def parse_args() -> Args:
     )
     presets = {
         "cartpole": ("Put `minatar` before the flags to use MinAtar's settings.", Args()),
-        "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
+        "minatar": ("Settings from MinAtar's examples/dqn.py, for five million frames.", minatar),
     }
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
@@ -163,7 +163,7 @@ def parse_args() -> Args:
 
 # === Environment ================================================================================
 class EnvState(NamedTuple):
-    key: jax.Array  # split at every step
+    key: jax.Array  # split in every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
     episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
@@ -212,8 +212,8 @@ class VecEnv:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset but not from step, which would
-        # compile every function of the state twice. astype makes the types strong.
+        # Some environments return weakly typed arrays from reset but not from step, so every
+        # function of the state would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
         return obs, EnvState(key, inner, zeros, zeros)
@@ -245,15 +245,15 @@ def to_torch(arrays):
     """Share a pytree of JAX arrays with PyTorch without copying.
 
     Never write to the tensors: JAX assumes that its arrays are immutable. Keep them until PyTorch
-    has finished reading, since JAX frees the memory without waiting for PyTorch. On a CPU this
-    waits for JAX (sync); on a GPU only PyTorch's stream waits.
+    has finished reading, since JAX frees the memory without waiting for PyTorch. On a CPU, this
+    waits for JAX (sync); on a GPU, only PyTorch's stream waits.
     """
     return jax.tree.map(torch.from_dlpack, arrays)
 
 
 def to_jax(tensor):
     """Share a tensor with JAX without copying. Never write to it again: JAX may still read it."""
-    # On a CPU NumPy is faster: DLPack takes tens of microseconds.
+    # On a CPU, NumPy is faster: DLPack takes tens of microseconds.
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
 
@@ -312,7 +312,7 @@ class Replay:
 
     def __init__(self, args: Args, obs_shape, obs_dtype: np.dtype, device: torch.device) -> None:
         self.args = args
-        self.num_added = 0  # transitions so far, including those overwritten
+        self.num_added = 0  # transitions added so far, including those overwritten
         size = args.buffer_size
         gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
@@ -348,7 +348,7 @@ class Replay:
     def state_dict(self) -> dict:
         transitions = self.transitions
         if self.num_added < self.args.buffer_size:
-            # Save only the part in use. Without clone, torch.save would write all of it.
+            # Save only the part in use. Without clone, torch.save would write the whole buffer.
             transitions = Transition(*(x[: self.num_added].clone() for x in transitions))
         return {"num_added": self.num_added, "transitions": transitions._asdict()}
 
@@ -457,7 +457,7 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # In PyTorch "high" allows TF32 on a GPU, which is JAX's default.
+    # In PyTorch, "high" allows TF32 on a GPU, which is JAX's default.
     torch.set_float32_matmul_precision(args.matmul_precision)
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
@@ -469,7 +469,7 @@ def train(args: Args) -> None:
     iteration = 0
     num_updates = 0
     agent, target, optimizer = make_agent(args, env.obs_shape, env.num_actions, device)
-    # Arrays from DLPack are committed to a device. If the first state were not, step_fn would
+    # Arrays from DLPack are committed to a device. If the initial state were not, step_fn would
     # compile twice.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
@@ -500,7 +500,7 @@ def train(args: Args) -> None:
     step_fn = jax.jit(env.step)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Set by hand: a scheduler counts updates, which do not start before learning_starts.
+        # Decay by iteration: a scheduler counts updates, which start after learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         optimizer.param_groups[0]["lr"] = args.learning_rate * decay
         # Drawing the random numbers of all steps at once is faster than drawing them in every step.
@@ -515,7 +515,7 @@ def train(args: Args) -> None:
             action = act(agent, obs, explore[step], random_action[step])
             new_obs, env_state, result = step_fn(env_state, to_jax(action))
             result = to_torch(result)  # sync on a CPU
-            results.append(result)  # keeps the shared memory until PyTorch has read it
+            results.append(result)  # keeps the shared memory alive until PyTorch has read it
             replay.add(obs, action, result)
             obs = to_torch(new_obs)
             for _ in range(replay.updates_due()):
@@ -579,7 +579,7 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 
 def set_rng_state(states: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # missing if it was saved without a GPU
+    if torch.cuda.is_available() and "cuda" in states:  # missing if the run had no GPU
         torch.cuda.set_rng_state(states["cuda"])
 
 
@@ -608,7 +608,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
-        """Create the folder, or continue the one to resume. info is added to run.json."""
+        """Create the run folder, or reopen it to resume the run. info is added to run.json."""
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
         name = args.run_name or name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name))
@@ -623,7 +623,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -641,7 +641,7 @@ class RunLog:
             "script_sha256": digest,
             "status": "running",
             "started": time.time(),
-            "iteration": iteration,  # completed at the last checkpoint
+            "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
@@ -649,7 +649,7 @@ class RunLog:
         lines = self.metrics.readlines()[:iteration]
         if len(lines) < iteration:
             print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
@@ -659,7 +659,7 @@ class RunLog:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # here, because it takes half a second
+            import wandb  # only if needed, because importing takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -673,7 +673,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # an importing program handles its own signals
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
@@ -686,7 +686,7 @@ class RunLog:
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
+        """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -713,19 +713,19 @@ class RunLog:
         if self.wandb:
             try:
                 self.wandb.log(row, step=iteration)
-            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
-                self.show("Lost the W&B process; logging continues without it.")
+            except ConnectionError:  # SIGTERM to a whole job also ends the W&B process
+                self.show("The W&B process has ended; logging continues without it.")
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text. Training continues if that fails: Ctrl-C also ends tee in `| tee log.txt`."""
+        """Print text. Ignore a broken pipe, because Ctrl-C also ends the tee of `| tee log.txt`."""
         try:
             print(text, flush=True)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
+        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -793,7 +793,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
+    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -801,12 +801,12 @@ def can_resume(args: Args, **spaces: Any) -> bool:
         if getattr(args, name) != getattr(old, name):
             flag = name.replace("_", "-")
             fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
-    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+    for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
-        fail("The run is complete. To train for longer, add a larger --total-timesteps")
-    # A checkpoint.new is incomplete.
+        fail("The run is complete. To train for longer, pass a larger --total-timesteps")
+    # checkpoint.new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -823,6 +823,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # this script does not exit like this, and status 0 means success
+        if not error.code:  # not from this script; status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

@@ -9,8 +9,8 @@
     python more/ppo_cnn_linen_gymnasium.py --env-id my_module:MyEnv-v0
 
 Start reading at Environment:
-- VecEnv runs Atari games in threads of ale-py. For learning only, lost lives end episodes and
-  rewards are clipped; the log has the scores of whole games.
+- VecEnv runs Atari games in ale-py's threads. For the agent, a lost life ends the episode and
+  rewards are clipped; the log has the scores of full games.
 - The actor and the critic share one convolutional network. Images stay uint8 until they reach it.
 - convolve() makes nn.Conv fast on a CPU. On a GPU, nn.Conv is unchanged.
 Lines marked "# sync" wait for the device.
@@ -39,7 +39,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # makes orthogonal() of wide layers 10x faster
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # makes orthogonal() 10x faster for wide layers
 
 import gymnasium
 import jax
@@ -63,7 +63,7 @@ class Args:
     env_id: str = "ALE/Pong-v5"  # Atari game, or my_module:MyEnv-v0 with uint8 images
     image_size: int = 84  # height and width to which Atari frames are scaled
     sticky_actions: float = 0.0  # probability that an Atari game repeats the previous action
-    terminal_on_life_loss: bool = True  # a lost life ends the episode for learning, not the game
+    terminal_on_life_loss: bool = True  # a lost life ends the episode for the agent, not the game
     channels_first: bool = False  # images of a custom environment are (C, H, W), not (H, W, C)
     total_timesteps: int = 10_000_000  # environment steps, rounded down to whole rollouts
     learning_rate: float = 2.5e-4  # Adam's learning rate
@@ -75,7 +75,7 @@ class Args:
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # normalize advantages in each minibatch
-    clip_coef: float = 0.1  # clipping range of the ratio and of the value
+    clip_coef: float = 0.1  # clipping range for the probability ratio and the value
     clip_vloss: bool = True  # clip the value loss
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
@@ -89,7 +89,7 @@ class Args:
     precision: Literal["float32", "bfloat16"] = "float32"  # compute dtype of conv and hidden layers
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
-    sync_for_timing: bool = False  # wait for the device after the rollout, to time it separately
+    sync_for_timing: bool = False  # sync after each rollout, to time rollout and update separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -97,7 +97,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
+        """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         for name in ("image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
@@ -139,7 +139,7 @@ def parse_args() -> Args:
     saved = args_to_resume()  # with --resume, the run's arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
-    presets = {"atari": ("The settings of CleanRL's ppo_atari.py, which are the defaults.", Args())}
+    presets = {"atari": ("Settings from CleanRL's ppo_atari.py, which are the defaults.", Args())}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
         argv = ["atari", *argv]
@@ -150,8 +150,8 @@ def parse_args() -> Args:
 class VecEnv:
     """N = num_envs image environments stepped together. Finished ones restart automatically.
 
-    Runs in NumPy, on the CPU. Atari games run in threads of ale-py; vectorization applies only to
-    custom environments. options are keyword arguments of the environment, like render_mode.
+    Runs in NumPy, on the CPU. Atari games run in ale-py's threads; vectorization applies only to
+    custom environments. options are keyword arguments for the environment, like render_mode.
 
     After a lost life, terminated is True, but the game continues. Unlike CleanRL, ale-py presses
     FIRE only at the start of a game, so an agent must learn to press it after a lost life.
@@ -174,7 +174,7 @@ class VecEnv:
         wrappers: list[Any] = [DropInfo]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
-            vector_options["daemon"] = False  # so that an environment may start processes, too
+            vector_options["daemon"] = False  # daemon processes cannot start processes
             wrappers.append(Worker)
         atexit.register(terminate_workers)
         self.is_atari = env_id.startswith(("ALE/", "ale_py:ALE/"))
@@ -199,7 +199,7 @@ class VecEnv:
             if vectorization != "async":
                 raise
             print(f"An environment failed: {error!r}", file=sys.stderr, flush=True)
-            time.sleep(1)  # wait until the worker process has printed why
+            time.sleep(1)  # give the worker process time to print the cause
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space
@@ -225,12 +225,12 @@ class VecEnv:
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start all environments. Return obs (N, *obs_shape).
 
-        Gymnasium environments cannot be saved, so a run that resumes after an iteration starts
-        new episodes, with seeds that it has not used before.
+        Gymnasium environments cannot be saved, so a run that resumes after `iteration` iterations
+        starts new episodes, with seeds that it has not used before.
         """
         if iteration > 0:
             print("Starting new episodes: Gymnasium environments cannot be saved.")
-        # With seed + i, runs with seeds 1 and 2 would share all environments but one. The shift
+        # With seed + i, runs with seeds 1 and 2 would share all but one environment seed. The shift
         # leaves 31 bits, the most that some simulators accept.
         sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
@@ -271,7 +271,7 @@ class VecEnv:
         return obs.copy(), results
 
     def check_finite(self, what: str, x: np.ndarray) -> None:
-        """Raise FloatingPointError if x has NaN or infinity, which would ruin the parameters."""
+        """Raise FloatingPointError unless x is finite: NaN or inf would ruin the parameters."""
         if not np.isfinite(x).all():
             env = np.argwhere(~np.isfinite(x))[0][0]
             step = f"in step {self.step_count} since the run started or resumed"
@@ -282,14 +282,14 @@ def make_atari(env_id: str, num_envs: int, **options: Any) -> gymnasium.vector.V
     """Create Atari games with the usual preprocessing (Mnih et al. 2015; Machado et al. 2018)."""
     if importlib.util.find_spec("ale_py") is None:
         hint = "pip install ale-py==0.12.1 (GPL-2.0, so not in requirements.txt)"
-        fail(f"--env-id: Atari games need the package ale-py: {hint}")
+        fail(f"--env-id: Atari games need the ale-py package: {hint}")
     return gymnasium.make_vec(
-        f"ale_py:{env_id.removeprefix('ale_py:')}",  # Gymnasium imports ale_py for its games
+        f"ale_py:{env_id.removeprefix('ale_py:')}",  # this prefix makes Gymnasium import ale_py
         num_envs,
-        "vector_entry_point",  # the vector environment of ale-py, which cannot disable autoreset
-        noop_max=30,  # a game starts with up to 30 steps without an action
-        use_fire_reset=True,  # and then presses FIRE, if the game has that button
-        frameskip=4,  # frames per step, of which the last two are merged
+        "vector_entry_point",  # ale-py's vector environment; its autoreset cannot be disabled
+        noop_max=30,  # a game starts with up to 30 no-op steps
+        use_fire_reset=True,  # then FIRE is pressed, if the game has that button
+        frameskip=4,  # frames per step; the last two are merged
         reward_clipping=False,  # VecEnv.step clips rewards after adding them to the score
         grayscale=True,
         stack_num=4,  # an observation has the last four frames
@@ -301,7 +301,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # is {} with a reset_mask
+        returned = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -314,13 +314,13 @@ class DropInfo(gymnasium.Wrapper):
 
 
 class Worker(gymnasium.Wrapper):
-    """An environment in a worker process (async)."""
+    """Handle signals and errors of an environment in its worker process (async)."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        if multiprocessing.parent_process():  # the main process creates an environment as well
+        if multiprocessing.parent_process():  # false in the main process, which also creates one
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that env is closed
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
 
     def reset(self, **options: Any) -> tuple:
         return self.call(self.env.reset, **options)
@@ -329,9 +329,9 @@ class Worker(gymnasium.Wrapper):
         return self.call(self.env.step, action)
 
     def call(self, method: Callable, *args: Any, **options: Any) -> tuple:
-        """Call reset or step, and check the observation: Gymnasium would cast and reshape it.
+        """Call reset or step, and check obs, which Gymnasium would silently cast and reshape.
 
-        Errors become RuntimeError, because not every exception can be sent to the main process.
+        Errors become RuntimeErrors, because not every exception can be sent to the main process.
         """
         space: Any = self.observation_space
         try:
@@ -434,7 +434,7 @@ def convolution_forward(images, kernel, strides):
 
 
 def convolution_gradients(strides, inputs, grad):
-    """Gradients of the images and of the kernel."""
+    """Gradients with respect to the images and the kernel."""
     images, kernel = inputs
     height, width = kernel.shape[:2]
     # The barriers keep XLA from undoing the transposes.
@@ -491,11 +491,11 @@ def make_agent(args: Args, obs_shape, channels_first: bool, num_actions: int, ke
     adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
-    return train_state.replace(step=jnp.int32(0))  # a Python int would compile update twice
+    return train_state.replace(step=jnp.int32(0))  # a Python int would make update compile twice
 
 
 def make_schedule(args: Args) -> optax.Schedule:
-    """Learning rate by optimizer step. CleanRL changes it once per iteration instead."""
+    """Learning rate for each optimizer step. CleanRL changes it once per iteration instead."""
     if not args.anneal_lr:
         return optax.constant_schedule(args.learning_rate)
     return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
@@ -574,7 +574,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
 
     Schulman et al. 2016, eq. 16. A terminated episode has no future value. A truncated one
     bootstraps from V(next_obs), unless bootstrap_truncated is off. Both end the recursion, since
-    the next step is a new episode.
+    the next step starts a new episode.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -656,7 +656,7 @@ def shuffle(key, size: int) -> jax.Array:
 
     Faster than jax.random.permutation: each index is in the low bits of a random number, and
     sorting the numbers shuffles the indices. For size 3, two bits hold the index: 1011_00, 0010_01,
-    0111_10 sort to 1, 2, 0. Ties keep their order: about 64 pairs among 8192 indices.
+    0111_10 sort to 1, 2, 0. Indices with equal random bits stay in order: about 64 pairs of 8192.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -723,7 +723,7 @@ def train(args: Args) -> None:
     update_fn = jax.jit(partial(update, args=args))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Derived from the iteration number, so the checkpoint does not need to store this key.
+        # Deriving the keys from the iteration number keeps them out of the checkpoint.
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         params = train_state.params
         obs, storage = rollout(policy_fn, value_fn, params, obs, rollout_key, env, args)
@@ -791,7 +791,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
-        """Create the folder, or continue the one to resume. info is added to run.json."""
+        """Create the run folder, or reopen it to resume the run. info is added to run.json."""
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
         name = args.run_name or name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name))
@@ -806,7 +806,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -824,7 +824,7 @@ class RunLog:
             "script_sha256": digest,
             "status": "running",
             "started": time.time(),
-            "iteration": iteration,  # completed at the last checkpoint
+            "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
@@ -832,7 +832,7 @@ class RunLog:
         lines = self.metrics.readlines()[:iteration]
         if len(lines) < iteration:
             print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
@@ -842,7 +842,7 @@ class RunLog:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # here, because it takes half a second
+            import wandb  # only if needed, because importing takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -856,7 +856,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # an importing program handles its own signals
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
@@ -869,7 +869,7 @@ class RunLog:
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
+        """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -896,19 +896,19 @@ class RunLog:
         if self.wandb:
             try:
                 self.wandb.log(row, step=iteration)
-            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
-                self.show("Lost the W&B process; logging continues without it.")
+            except ConnectionError:  # SIGTERM to a whole job also ends the W&B process
+                self.show("The W&B process has ended; logging continues without it.")
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text. Training continues if that fails: Ctrl-C also ends tee in `| tee log.txt`."""
+        """Print text. Ignore a broken pipe, because Ctrl-C also ends the tee of `| tee log.txt`."""
         try:
             print(text, flush=True)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
+        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -976,7 +976,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
+    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -984,12 +984,12 @@ def can_resume(args: Args, **spaces: Any) -> bool:
         if getattr(args, name) != getattr(old, name):
             flag = name.replace("_", "-")
             fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
-    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+    for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
-        fail("The run is complete. To train for longer, add a larger --total-timesteps")
-    # A checkpoint.new is incomplete.
+        fail("The run is complete. To train for longer, pass a larger --total-timesteps")
+    # checkpoint.new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -1006,6 +1006,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # this script does not exit like this, and status 0 means success
+        if not error.code:  # not from this script; status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

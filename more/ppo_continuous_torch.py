@@ -70,16 +70,16 @@ class Args:
     norm_obs: bool = True  # normalize observations by their running mean and standard deviation
     norm_reward: bool = True  # divide rewards by the running std of discounted returns
     norm_adv: bool = True  # normalize advantages in each minibatch
-    clip_coef: float = 0.2  # clipping range of the ratio and of the value
+    clip_coef: float = 0.2  # clipping range for the probability ratio and the value
     clip_vloss: bool = True  # clip the value loss
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # maximum global norm of the gradient
     adam_eps: float = 1e-5  # Adam's epsilon
     bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layer sizes of the actor and the critic
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    sync_for_timing: bool = False  # wait for the device after the rollout, to time it separately
+    sync_for_timing: bool = False  # sync after each rollout, to time rollout and update separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -87,7 +87,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
+        """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
@@ -125,11 +125,11 @@ def parse_args() -> Args:
 
 # === Environment ================================================================================
 class EnvState(NamedTuple):
-    key: jax.Array  # split at every step
+    key: jax.Array  # split in every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
     episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
-    discounted_return: jax.Array  # (N,), discounts the past: gamma * previous + reward
+    discounted_return: jax.Array  # (N,), discounts past rewards: gamma * previous + reward
 
 
 class VecEnv:
@@ -164,8 +164,8 @@ class VecEnv:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset but not from step, which would
-        # compile rollout twice. astype makes the types strong.
+        # Some environments return weakly typed arrays from reset but not from step, so rollout
+        # would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
         return obs, EnvState(key, inner, zeros, zeros, zeros)
@@ -211,15 +211,15 @@ def to_torch(arrays):
     """Share a pytree of JAX arrays with PyTorch without copying.
 
     Never write to the tensors: JAX assumes that its arrays are immutable. Keep them until PyTorch
-    has finished reading, since JAX frees the memory without waiting for PyTorch. On a CPU this
-    waits for JAX (sync); on a GPU only PyTorch's stream waits.
+    has finished reading, since JAX frees the memory without waiting for PyTorch. On a CPU, this
+    waits for JAX (sync); on a GPU, only PyTorch's stream waits.
     """
     return jax.tree.map(torch.from_dlpack, arrays)
 
 
 def to_jax(tensor):
     """Share a tensor with JAX without copying. Never write to it again: JAX may still read it."""
-    # On a CPU NumPy is faster: DLPack takes tens of microseconds.
+    # On a CPU, NumPy is faster: DLPack takes tens of microseconds.
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
 
@@ -238,7 +238,7 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.tensor(0))
 
     def update(self, x):
-        """Add another rollout x (T, N, ...) in place (Chan et al. 1979)."""
+        """Add a rollout x (T, N, ...) in place (Chan et al. 1979)."""
         distance = x.float() - self.mean  # float32 averages numbers near 0 more accurately
         change = distance.mean((0, 1))
         self.count += 1
@@ -249,7 +249,7 @@ class RunningMeanStd(nn.Module):
 
 
 class Stats(nn.Module):
-    """Running statistics, initially mean 0 and variance 1, so normalize() at first only clips."""
+    """Running statistics, initially mean 0 and variance 1, so normalize() only clips at first."""
 
     def __init__(self, obs_shape):
         super().__init__()
@@ -379,7 +379,7 @@ def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
 
 @jax.jit
 def stack(results):
-    """Stack the results of num_steps calls of VecEnv.step: (N, ...) -> (T, N, ...)."""
+    """Stack the results of num_steps calls to VecEnv.step: (N, ...) -> (T, N, ...)."""
     return jax.tree.map(lambda *steps: jnp.stack(steps), *results)
 
 
@@ -403,7 +403,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 
     Schulman et al. 2016, eq. 16. A terminated episode has no future value. A truncated one
     bootstraps from V(next_obs), unless bootstrap_truncated is off. Both end the recursion, since
-    the next step is a new episode.
+    the next step starts a new episode.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -454,7 +454,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Args):
     """Train in place on a rollout for update_epochs. Return the metrics."""
     learning_rate = optimizer.param_groups[0]["lr"]
-    # Train on obs as the policy saw it: the new statistics of obs apply from the next rollout.
+    # Train on obs as the policy saw it: the new statistics of obs apply from the next rollout on.
     # The new statistics of returns apply at once, since no rollout uses them.
     obs = normalize(storage.obs, stats.obs, args)
     next_obs = normalize(storage.next_obs, stats.obs, args)
@@ -525,7 +525,7 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # In PyTorch "high" allows TF32 on a GPU, which is JAX's default.
+    # In PyTorch, "high" allows TF32 on a GPU, which is JAX's default.
     torch.set_float32_matmul_precision(args.matmul_precision)
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
@@ -543,7 +543,7 @@ def train(args: Args) -> None:
     iteration = 0
     agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.action_dim, device)
     stats = Stats(env.obs_shape).to(device)
-    # Arrays from DLPack are committed to a device. If the first state were not, step_fn would
+    # Arrays from DLPack are committed to a device. If the initial state were not, step_fn would
     # compile twice.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
@@ -633,7 +633,7 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 
 def set_rng_state(states: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # missing if it was saved without a GPU
+    if torch.cuda.is_available() and "cuda" in states:  # missing if the run had no GPU
         torch.cuda.set_rng_state(states["cuda"])
 
 
@@ -673,7 +673,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
-        """Create the folder, or continue the one to resume. info is added to run.json."""
+        """Create the run folder, or reopen it to resume the run. info is added to run.json."""
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
         name = args.run_name or name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name))
@@ -688,7 +688,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -706,7 +706,7 @@ class RunLog:
             "script_sha256": digest,
             "status": "running",
             "started": time.time(),
-            "iteration": iteration,  # completed at the last checkpoint
+            "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
@@ -714,7 +714,7 @@ class RunLog:
         lines = self.metrics.readlines()[:iteration]
         if len(lines) < iteration:
             print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
@@ -724,7 +724,7 @@ class RunLog:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # here, because it takes half a second
+            import wandb  # only if needed, because importing takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -738,7 +738,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # an importing program handles its own signals
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
@@ -751,7 +751,7 @@ class RunLog:
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
+        """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -778,19 +778,19 @@ class RunLog:
         if self.wandb:
             try:
                 self.wandb.log(row, step=iteration)
-            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
-                self.show("Lost the W&B process; logging continues without it.")
+            except ConnectionError:  # SIGTERM to a whole job also ends the W&B process
+                self.show("The W&B process has ended; logging continues without it.")
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text. Training continues if that fails: Ctrl-C also ends tee in `| tee log.txt`."""
+        """Print text. Ignore a broken pipe, because Ctrl-C also ends the tee of `| tee log.txt`."""
         try:
             print(text, flush=True)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
+        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -858,7 +858,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
+    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -866,12 +866,12 @@ def can_resume(args: Args, **spaces: Any) -> bool:
         if getattr(args, name) != getattr(old, name):
             flag = name.replace("_", "-")
             fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
-    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+    for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
-        fail("The run is complete. To train for longer, add a larger --total-timesteps")
-    # A checkpoint.new is incomplete.
+        fail("The run is complete. To train for longer, pass a larger --total-timesteps")
+    # checkpoint.new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -888,6 +888,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # this script does not exit like this, and status 0 means success
+        if not error.code:  # not from this script; status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

@@ -37,7 +37,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # makes orthogonal() of wide layers 10x faster
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # makes orthogonal() 10x faster for wide layers
 
 import equinox as eqx
 import gymnax
@@ -66,7 +66,7 @@ class Args:
     num_minibatches: int = 8  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
     norm_adv: bool = True  # normalize advantages in each minibatch
-    clip_coef: float = 0.2  # clipping range of the ratio and of the value
+    clip_coef: float = 0.2  # clipping range for the probability ratio and the value
     clip_vloss: bool = True  # clip the value loss
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.02  # weight of the value loss; low, since actor and critic share the GRU
@@ -77,7 +77,7 @@ class Args:
     gru_hidden_size: int = 64  # size of the GRU state
     feed_back: bool = False  # append the last action (one-hot) and reward to the observation
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    sync_for_timing: bool = False  # wait for the device after the rollout, to time it separately
+    sync_for_timing: bool = False  # sync after each rollout, to time rollout and update separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -85,7 +85,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
+        """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         counts = ("num_envs", "num_steps", "num_minibatches", "update_epochs", "gru_hidden_size")
@@ -124,7 +124,7 @@ def parse_args() -> Args:
 
 # === Environment ================================================================================
 class EnvState(NamedTuple):
-    key: jax.Array  # split at every step
+    key: jax.Array  # split in every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
     episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
@@ -160,8 +160,8 @@ class VecEnv:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset but not from step, which would
-        # compile rollout twice. astype makes the types strong.
+        # Some environments return weakly typed arrays from reset but not from step, so rollout
+        # would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
         obs = self.add_feedback(obs, jnp.zeros((self.num_envs, self.num_actions + 1)))
@@ -286,7 +286,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) ->
 
 
 def make_schedule(args: Args) -> optax.Schedule:
-    """Learning rate by optimizer step. CleanRL changes it once per iteration instead."""
+    """Learning rate for each optimizer step. CleanRL changes it once per iteration instead."""
     if not args.anneal_lr:
         return optax.constant_schedule(args.learning_rate)
     return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
@@ -324,7 +324,7 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(train_state, obs, gru_state, env_state, key, env: VecEnv, args: Args):
-    """Act for num_steps. Return the last obs, GRU state and env_state, and the Storage."""
+    """Act for num_steps steps. Return the next obs, GRU state and env_state, and the Storage."""
     # Drawing the noise of all steps at once is faster than drawing it in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
@@ -336,7 +336,7 @@ def rollout(train_state, obs, gru_state, env_state, key, env: VecEnv, args: Args
         new_gru_state = reset_gru(gru_state, results["terminated"] | results["truncated"])
         return (new_obs, new_gru_state, env_state), (obs, action, logits, gru_state, results)
 
-    # lax.scan compiles the loop over steps: it passes on the carry and stacks the outputs.
+    # lax.scan compiles the loop over steps: it passes the carry along and stacks the outputs.
     last, outputs = jax.lax.scan(step, (obs, gru_state, env_state), noise)
     all_obs, action, logits, gru_states, results = outputs
     logprob = logprob_of(action, jax.nn.log_softmax(logits))
@@ -359,7 +359,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
 
     Schulman et al. 2016, eq. 16. A terminated episode has no future value. A truncated one
     bootstraps from V(next_obs), unless bootstrap_truncated is off. Both end the recursion, since
-    the next step is a new episode.
+    the next step starts a new episode.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -411,7 +411,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 
 def unroll(agent, batch: Batch) -> jax.Array:
-    """The GRU states (B, T, H) under the current parameters."""
+    """Return the GRU states (B, T, H) under the current parameters."""
     # The encoder does not need the GRU state, so it processes all steps before the loop.
     encoded = jax.vmap(agent.encode)(batch.obs)  # (B, T, 3 * H)
 
@@ -465,7 +465,7 @@ def shuffle(key, size: int) -> jax.Array:
 
     Faster than jax.random.permutation: each index is in the low bits of a random number, and
     sorting the numbers shuffles the indices. For size 3, two bits hold the index: 1011_00, 0010_01,
-    0111_10 sort to 1, 2, 0. Ties keep their order: about 64 pairs among 8192 indices.
+    0111_10 sort to 1, 2, 0. Indices with equal random bits stay in order: about 64 pairs of 8192.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -517,7 +517,7 @@ def train(args: Args) -> None:
     update_fn = eqx.filter_jit(partial(update, args=args))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Derived from the iteration number, so the checkpoint does not need to store this key.
+        # Deriving the keys from the iteration number keeps them out of the checkpoint.
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         obs, gru_state, env_state, storage = rollout_fn(
             train_state, obs, gru_state, env_state, rollout_key
@@ -543,7 +543,7 @@ class Checkpoint(NamedTuple):
     """Everything a resumed run needs to continue exactly."""
 
     iteration: int  # number of completed iterations
-    train_state: TrainState  # its agent comes first: load_policy reads no further
+    train_state: TrainState  # must start with the agent: load_policy reads no further
     obs: jax.Array
     gru_state: jax.Array
     env_state: Any
@@ -565,7 +565,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """Load a trained policy: policy(obs) returns the most likely action for each observation.
 
     obs (N, *obs_shape) and the actions (N,) are NumPy arrays. policy(obs, sample=True) draws the
-    actions at random instead, as in training. Each call is one step of N environments; the GRU's
+    actions at random instead, as in training. Each call is one step of N environments; the GRU
     states are kept for the next call. Pass starts (N,), True where obs is the first of an episode.
     """
     info, args = load_info(folder)
@@ -578,7 +578,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
     def policy(obs, starts=None, sample=False):
         nonlocal gru_state
-        if len(gru_state) != len(obs):  # in the first call, or when N changes
+        if len(gru_state) != len(obs):  # on the first call, or when N changes
             gru_state = jnp.zeros((len(obs), args.gru_hidden_size))
         if starts is not None:
             gru_state = reset_gru(gru_state, np.reshape(starts, len(obs)).astype(bool))
@@ -600,7 +600,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
-        """Create the folder, or continue the one to resume. info is added to run.json."""
+        """Create the run folder, or reopen it to resume the run. info is added to run.json."""
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
         name = args.run_name or name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name))
@@ -615,7 +615,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -633,7 +633,7 @@ class RunLog:
             "script_sha256": digest,
             "status": "running",
             "started": time.time(),
-            "iteration": iteration,  # completed at the last checkpoint
+            "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
@@ -641,7 +641,7 @@ class RunLog:
         lines = self.metrics.readlines()[:iteration]
         if len(lines) < iteration:
             print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
@@ -651,7 +651,7 @@ class RunLog:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # here, because it takes half a second
+            import wandb  # only if needed, because importing takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -665,7 +665,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # an importing program handles its own signals
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
@@ -678,7 +678,7 @@ class RunLog:
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
+        """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -705,19 +705,19 @@ class RunLog:
         if self.wandb:
             try:
                 self.wandb.log(row, step=iteration)
-            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
-                self.show("Lost the W&B process; logging continues without it.")
+            except ConnectionError:  # SIGTERM to a whole job also ends the W&B process
+                self.show("The W&B process has ended; logging continues without it.")
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text. Training continues if that fails: Ctrl-C also ends tee in `| tee log.txt`."""
+        """Print text. Ignore a broken pipe, because Ctrl-C also ends the tee of `| tee log.txt`."""
         try:
             print(text, flush=True)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
+        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -785,7 +785,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
+    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -793,12 +793,12 @@ def can_resume(args: Args, **spaces: Any) -> bool:
         if getattr(args, name) != getattr(old, name):
             flag = name.replace("_", "-")
             fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
-    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+    for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
-        fail("The run is complete. To train for longer, add a larger --total-timesteps")
-    # A checkpoint.new is incomplete.
+        fail("The run is complete. To train for longer, pass a larger --total-timesteps")
+    # checkpoint.new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -815,6 +815,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # this script does not exit like this, and status 0 means success
+        if not error.code:  # not from this script; status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

@@ -10,8 +10,8 @@
 Start reading at Environment:
 - VecEnv steps the environments one after another (sync), or each in its own process (async). Both
   run on the CPU, in NumPy.
-- VecEnv.step() restarts finished environments at once. By default, Gymnasium would spend the next
-  step on it.
+- VecEnv.step() restarts finished environments at once. By default, Gymnasium would use the next
+  step for the restart.
 - rollout() moves observations to the device and actions back in every step.
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
 Lines marked "# sync" wait for the device.
@@ -67,17 +67,17 @@ class Args:
     num_minibatches: int = 8  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
     norm_adv: bool = True  # normalize advantages in each minibatch
-    clip_coef: float = 0.2  # clipping range of the ratio and of the value
+    clip_coef: float = 0.2  # clipping range for the probability ratio and the value
     clip_vloss: bool = True  # clip the value loss
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # maximum global norm of the gradient
     adam_eps: float = 1e-5  # Adam's epsilon
     bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layer sizes of the actor and the critic
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
-    sync_for_timing: bool = False  # wait for the device after the rollout, to time it separately
+    sync_for_timing: bool = False  # sync after each rollout, to time rollout and update separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -85,7 +85,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
+        """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
@@ -125,7 +125,7 @@ def parse_args() -> Args:
 class VecEnv:
     """N = num_envs Gymnasium environments stepped together. Finished ones restart automatically.
 
-    Runs in NumPy, on the CPU. options are keyword arguments of the environment, like render_mode.
+    Runs in NumPy, on the CPU. options are keyword arguments for the environment, like render_mode.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class VecEnv:
         wrappers: list[Any] = [DropInfo]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
-            vector_options["daemon"] = False  # so that an environment may start processes, too
+            vector_options["daemon"] = False  # daemon processes cannot start processes
             wrappers.append(Worker)
         atexit.register(terminate_workers)
         try:
@@ -149,7 +149,7 @@ class VecEnv:
             if vectorization != "async":
                 raise
             print(f"An environment failed: {error!r}", file=sys.stderr, flush=True)
-            time.sleep(1)  # wait until the worker process has printed why
+            time.sleep(1)  # give the worker process time to print the cause
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space
@@ -171,12 +171,12 @@ class VecEnv:
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start all environments. Return obs (N, *obs_shape).
 
-        Gymnasium environments cannot be saved, so a run that resumes after an iteration starts
-        new episodes, with seeds that it has not used before.
+        Gymnasium environments cannot be saved, so a run that resumes after `iteration` iterations
+        starts new episodes, with seeds that it has not used before.
         """
         if iteration > 0:
             print("Starting new episodes: Gymnasium environments cannot be saved.")
-        # With seed + i, runs with seeds 1 and 2 would share all environments but one. The shift
+        # With seed + i, runs with seeds 1 and 2 would share all but one environment seed. The shift
         # leaves 31 bits, the most that some simulators accept.
         sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
@@ -216,7 +216,7 @@ class VecEnv:
         return obs, results
 
     def check_finite(self, what: str, x: np.ndarray) -> None:
-        """Raise FloatingPointError if x has NaN or infinity, which would ruin the parameters."""
+        """Raise FloatingPointError unless x is finite: NaN or inf would ruin the parameters."""
         if not np.isfinite(x).all():
             env = np.argwhere(~np.isfinite(x))[0][0]
             step = f"in step {self.step_count} since the run started or resumed"
@@ -227,7 +227,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # is {} with a reset_mask
+        returned = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -240,13 +240,13 @@ class DropInfo(gymnasium.Wrapper):
 
 
 class Worker(gymnasium.Wrapper):
-    """An environment in a worker process (async)."""
+    """Handle signals and errors of an environment in its worker process (async)."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        if multiprocessing.parent_process():  # the main process creates an environment as well
+        if multiprocessing.parent_process():  # false in the main process, which also creates one
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that env is closed
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
 
     def reset(self, **options: Any) -> tuple:
         return self.call(self.env.reset, **options)
@@ -255,9 +255,9 @@ class Worker(gymnasium.Wrapper):
         return self.call(self.env.step, action)
 
     def call(self, method: Callable, *args: Any, **options: Any) -> tuple:
-        """Call reset or step, and check the observation: Gymnasium would cast and reshape it.
+        """Call reset or step, and check obs, which Gymnasium would silently cast and reshape.
 
-        Errors become RuntimeError, because not every exception can be sent to the main process.
+        Errors become RuntimeErrors, because not every exception can be sent to the main process.
         """
         space: Any = self.observation_space
         try:
@@ -398,7 +398,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 
     Schulman et al. 2016, eq. 16. A terminated episode has no future value. A truncated one
     bootstraps from V(next_obs), unless bootstrap_truncated is off. Both end the recursion, since
-    the next step is a new episode.
+    the next step starts a new episode.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -583,7 +583,7 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 
 def set_rng_state(states: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # missing if it was saved without a GPU
+    if torch.cuda.is_available() and "cuda" in states:  # missing if the run had no GPU
         torch.cuda.set_rng_state(states["cuda"])
 
 
@@ -617,7 +617,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
-        """Create the folder, or continue the one to resume. info is added to run.json."""
+        """Create the run folder, or reopen it to resume the run. info is added to run.json."""
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
         name = args.run_name or name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name))
@@ -632,7 +632,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -650,7 +650,7 @@ class RunLog:
             "script_sha256": digest,
             "status": "running",
             "started": time.time(),
-            "iteration": iteration,  # completed at the last checkpoint
+            "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
@@ -658,7 +658,7 @@ class RunLog:
         lines = self.metrics.readlines()[:iteration]
         if len(lines) < iteration:
             print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
@@ -668,7 +668,7 @@ class RunLog:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # here, because it takes half a second
+            import wandb  # only if needed, because importing takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -682,7 +682,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # an importing program handles its own signals
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
@@ -695,7 +695,7 @@ class RunLog:
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
+        """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -722,19 +722,19 @@ class RunLog:
         if self.wandb:
             try:
                 self.wandb.log(row, step=iteration)
-            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
-                self.show("Lost the W&B process; logging continues without it.")
+            except ConnectionError:  # SIGTERM to a whole job also ends the W&B process
+                self.show("The W&B process has ended; logging continues without it.")
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text. Training continues if that fails: Ctrl-C also ends tee in `| tee log.txt`."""
+        """Print text. Ignore a broken pipe, because Ctrl-C also ends the tee of `| tee log.txt`."""
         try:
             print(text, flush=True)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
+        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -802,7 +802,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
+    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -810,12 +810,12 @@ def can_resume(args: Args, **spaces: Any) -> bool:
         if getattr(args, name) != getattr(old, name):
             flag = name.replace("_", "-")
             fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
-    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+    for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
-        fail("The run is complete. To train for longer, add a larger --total-timesteps")
-    # A checkpoint.new is incomplete.
+        fail("The run is complete. To train for longer, pass a larger --total-timesteps")
+    # checkpoint.new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -832,6 +832,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # this script does not exit like this, and status 0 means success
+        if not error.code:  # not from this script; status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

@@ -70,16 +70,16 @@ class Args:
     num_minibatches: int = 8  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
     norm_adv: bool = True  # normalize advantages in each minibatch
-    clip_coef: float = 0.2  # clipping range of the ratio and of the value
+    clip_coef: float = 0.2  # clipping range for the probability ratio and the value
     clip_vloss: bool = True  # clip the value loss
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # maximum global norm of the gradient
     adam_eps: float = 1e-5  # Adam's epsilon
     bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layer sizes of the actor and the critic
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    sync_for_timing: bool = False  # wait for the device after the rollout, to time it separately
+    sync_for_timing: bool = False  # sync after each rollout, to time rollout and update separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -87,7 +87,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
+        """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         for name in ("num_agents", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
@@ -131,7 +131,7 @@ def parse_args() -> Args:
 
 # === Environment ================================================================================
 class EnvState(NamedTuple):
-    key: jax.Array  # split at every step
+    key: jax.Array  # split in every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
     episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
@@ -164,8 +164,8 @@ class VecEnv:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset but not from step, which would
-        # compile rollout twice. astype makes the types strong.
+        # Some environments return weakly typed arrays from reset but not from step, so rollout
+        # would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
         return obs, EnvState(key, inner, zeros, zeros)
@@ -197,15 +197,15 @@ def to_torch(arrays):
     """Share a pytree of JAX arrays with PyTorch without copying.
 
     Never write to the tensors: JAX assumes that its arrays are immutable. Keep them until PyTorch
-    has finished reading, since JAX frees the memory without waiting for PyTorch. On a CPU this
-    waits for JAX (sync); on a GPU only PyTorch's stream waits.
+    has finished reading, since JAX frees the memory without waiting for PyTorch. On a CPU, this
+    waits for JAX (sync); on a GPU, only PyTorch's stream waits.
     """
     return jax.tree.map(torch.from_dlpack, arrays)
 
 
 def to_jax(tensor):
     """Share a tensor with JAX without copying. Never write to it again: JAX may still read it."""
-    # On a CPU NumPy is faster: DLPack takes tens of microseconds.
+    # On a CPU, NumPy is faster: DLPack takes tens of microseconds.
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
 
@@ -249,9 +249,9 @@ class Agent(nn.Module):
 
 
 class Adam(nn.Module):
-    """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
+    """Adam (Kingma & Ba 2015), implemented here so that it compiles together with the loss.
 
-    All P parameters form one vector: that takes fewer kernels and less compile time.
+    All P parameters form one vector, which takes fewer kernels and less compile time.
     Every tensor has one row per agent.
     """
 
@@ -280,7 +280,7 @@ class Adam(nn.Module):
 
 
 def make_agents(args: Args, obs_shape, num_actions: int, device: torch.device):
-    """Initialize the parameters and the optimizer, stacked, and a generator for each agent.
+    """Initialize the stacked parameters, the optimizer and a generator for each agent.
 
     Agent k gets the same random numbers as in ppo_torch_compile.py with seed + k.
     """
@@ -299,7 +299,7 @@ def make_agents(args: Args, obs_shape, num_actions: int, device: torch.device):
 
 
 def learning_rate_after(steps, args: Args) -> torch.Tensor:
-    """Learning rate by optimizer step. CleanRL changes it once per iteration instead.
+    """Learning rate for each optimizer step. CleanRL changes it once per iteration instead.
 
     steps and the result are tensors, because numbers would be compile-time constants.
     """
@@ -311,7 +311,7 @@ def learning_rate_after(steps, args: Args) -> torch.Tensor:
 def for_each(agent, function):
     """Turn function(agent, ...), written for one agent, into one for stacked inputs of all agents.
 
-    vmap runs it once: inside, tensors have the shapes of one agent, but operations work on all.
+    vmap calls it once: inside, tensors have the shapes of one agent, but operations apply to all.
     """
 
     def call(params, *inputs):
@@ -375,7 +375,7 @@ def rollout(policy_fn, obs, env_state, step_fn, generators, env: VecEnv, args: A
 
 @jax.jit
 def stack(results):
-    """Stack the results of VecEnv.step, on the axis after the agents: (num_agents, T, N, ...)."""
+    """Stack the results of VecEnv.step along the second axis: (num_agents, T, N, ...)."""
     return jax.tree.map(lambda *steps: jnp.stack(steps, 1), *results)
 
 
@@ -398,7 +398,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 
     Schulman et al. 2016, eq. 16. A terminated episode has no future value. A truncated one
     bootstraps from V(next_obs), unless bootstrap_truncated is off. Both end the recursion, since
-    the next step is a new episode.
+    the next step starts a new episode.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -474,7 +474,7 @@ def update(agent, optimizer, epoch_fn, storage: Storage, generators, args: Args)
 
 
 def epoch(minibatch_fn, args: Args, order, *batch):
-    """Train in place for an epoch, in this order. Return metrics, (num_minibatches, num_agents)."""
+    """Train in place for an epoch in `order`. Return metrics, (num_minibatches, num_agents)."""
     # One gather per epoch, not one per minibatch. order has a row for each agent.
     rows = torch.arange(args.num_agents, device=order.device)[:, None]
     shuffled = [x[rows, order].chunk(args.num_minibatches, 1) for x in batch]
@@ -485,8 +485,8 @@ def epoch(minibatch_fn, args: Args, order, *batch):
 def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
     """Train each agent in place on its minibatch. Return metrics, (num_agents,) each.
 
-    This function compiles into one graph. An optimizer from torch.optim would need a second one,
-    which takes longer. backward() would compile twice, because .grad is None at first.
+    This function compiles into one graph. An optimizer from torch.optim would need a second
+    graph, which takes longer. backward() would compile twice, because .grad is None at first.
     """
     loss, losses = for_each(agent, partial(ppo_loss, args=args))(minibatch)
     params = list(agent.parameters())
@@ -504,7 +504,7 @@ def compile_graph(function, device):
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
         "cpp_wrapper": device.type == "cpu",  # launches kernels from C++, not from Python
-        "cpp.use_decompose_tanh": True,  # tanh from exp: faster on a CPU, error 1e-7 near 0
+        "cpp.use_decompose_tanh": True,  # tanh via exp: faster on a CPU, error of 1e-7 near 0
         "cpp.vec_isa_ok": True,  # trusts the CPU flags instead of compiling test programs
     }
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
@@ -515,8 +515,8 @@ def capture(function, state):
 
     function takes tensors and returns a sequence or a dict of tensors. The first call compiles and
     records it. A replay always uses the memory of the recording, so inputs are copied into it and
-    outputs are cloned before the next replay overwrites them. The warm-up really runs function:
-    state lists the tensors that function changes, which are restored afterwards.
+    outputs are cloned before the next replay overwrites them. The warm-up also runs function:
+    state lists the tensors that it changes, which are restored afterwards.
     """
     graph, inputs, outputs = torch.cuda.CUDAGraph(), [], []
 
@@ -528,7 +528,7 @@ def capture(function, state):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                for _ in range(3):  # as in PyTorch's documentation
+                for _ in range(3):  # warm up three times, as in PyTorch's documentation
                     function(*inputs)
             torch.cuda.current_stream().wait_stream(stream)
             # In the default mode, a CUDA call from another thread would abort the recording.
@@ -576,7 +576,7 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train the agents, or continue a run."""
-    # In PyTorch "high" allows TF32 on a GPU, which is JAX's default.
+    # In PyTorch, "high" allows TF32 on a GPU, which is JAX's default.
     torch.set_float32_matmul_precision(args.matmul_precision)
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
@@ -585,7 +585,7 @@ def train(args: Args) -> None:
 
     iteration = 0
     agent, optimizer, generators = make_agents(args, env.obs_shape, env.num_actions, device)
-    # Arrays from DLPack are committed to a device. If the first state were not, step_fn would
+    # Arrays from DLPack are committed to a device. If the initial state were not, step_fn would
     # compile twice.
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
     keys = jax.device_put(jax.vmap(jax.random.PRNGKey)(seeds), jax.devices(device.type)[0])
@@ -609,9 +609,9 @@ def train(args: Args) -> None:
         num_actions=env.num_actions,
     )
 
-    # Compiled code reads the tensors of agent and optimizer in each call, but inlines numbers.
+    # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     step_fn = jax.jit(jax.vmap(env.step))
-    torch.compiler.reset()  # graphs of an earlier train() would count toward the recompile limit
+    torch.compiler.reset()  # graphs from an earlier train() would count toward the recompile limit
     policy_fn = compile_graph(for_each(agent, policy), device)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiling it would unroll its loop
@@ -657,7 +657,7 @@ def save_checkpoint(folder: Path, checkpoint: dict) -> None:
 
 
 def save_checkpoints(log: "RunLogs", checkpoint: dict) -> None:
-    """Write a checkpoint for each agent, for load_policy, and one for the run, to resume from."""
+    """Write a checkpoint per agent, for load_policy, and one for the whole run, for --resume."""
     tensors = checkpoint.copy()
     iteration = tensors.pop("iteration")
     for k, agent in enumerate(log.agents):
@@ -705,9 +705,9 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 # === Run logs ===================================================================================
 # You can stop reading here. The rest writes the run folder, which has a folder for each agent.
 class RunLogs:
-    """A RunLog for each agent, and one for the whole run, which has means over the agents.
+    """A RunLog for each agent, and one for the whole run, with means over the agents.
 
-    The run resumes from its checkpoint. The checkpoints of the agents are for evaluate.py.
+    The run resumes from its own checkpoint. Those of the agents are for evaluate.py.
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
@@ -725,16 +725,16 @@ class RunLogs:
             if agent.wandb:
                 agent.wandb.name = f"{self.dir.name}-{folder.name}"
             self.agents.append(agent)
-        if __name__ == "__main__":  # signals are for self.run, not for the last agent
+        if __name__ == "__main__":  # self.run handles signals, not the RunLog of the last agent
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.run.stop)
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration of all agents. Each of the metrics is (num_agents,)."""
+        """Log an iteration of all agents. Each metric has shape (num_agents,)."""
         end = time.perf_counter()
         for k, agent in enumerate(self.agents):
             had_diverged = agent.has_diverged
-            delay = time.perf_counter() - end  # exclude the time of logging the other agents
+            delay = time.perf_counter() - end  # exclude the time spent on logging other agents
             row = {name: x[k] for name, x in metrics.items()}
             with redirect_stdout(None):
                 agent.write(iteration, row, start + delay, middle and middle + delay)
@@ -767,7 +767,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
-        """Create the folder, or continue the one to resume. info is added to run.json."""
+        """Create the run folder, or reopen it to resume the run. info is added to run.json."""
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
         name = args.run_name or name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name))
@@ -782,7 +782,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -800,7 +800,7 @@ class RunLog:
             "script_sha256": digest,
             "status": "running",
             "started": time.time(),
-            "iteration": iteration,  # completed at the last checkpoint
+            "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
@@ -808,7 +808,7 @@ class RunLog:
         lines = self.metrics.readlines()[:iteration]
         if len(lines) < iteration:
             print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
@@ -818,7 +818,7 @@ class RunLog:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # here, because it takes half a second
+            import wandb  # only if needed, because importing takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -832,7 +832,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # an importing program handles its own signals
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
@@ -845,7 +845,7 @@ class RunLog:
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
+        """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -872,19 +872,19 @@ class RunLog:
         if self.wandb:
             try:
                 self.wandb.log(row, step=iteration)
-            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
-                self.show("Lost the W&B process; logging continues without it.")
+            except ConnectionError:  # SIGTERM to a whole job also ends the W&B process
+                self.show("The W&B process has ended; logging continues without it.")
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text. Training continues if that fails: Ctrl-C also ends tee in `| tee log.txt`."""
+        """Print text. Ignore a broken pipe, because Ctrl-C also ends the tee of `| tee log.txt`."""
         try:
             print(text, flush=True)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
+        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -952,7 +952,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
+    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -960,12 +960,12 @@ def can_resume(args: Args, **spaces: Any) -> bool:
         if getattr(args, name) != getattr(old, name):
             flag = name.replace("_", "-")
             fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
-    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+    for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
-        fail("The run is complete. To train for longer, add a larger --total-timesteps")
-    # A checkpoint.new is incomplete.
+        fail("The run is complete. To train for longer, pass a larger --total-timesteps")
+    # checkpoint.new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -982,6 +982,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # this script does not exit like this, and status 0 means success
+        if not error.code:  # not from this script; status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

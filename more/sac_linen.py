@@ -6,7 +6,7 @@
 """SAC in JAX with Flax Linen. An entire training iteration is one compiled function.
 
     python more/sac_linen.py --env-id Pendulum-v1 --seed 1
-    python more/sac_linen.py mujoco --env-id my_module:MyEnv --seed 1  # the settings for MuJoCo
+    python more/sac_linen.py mujoco --env-id my_module:MyEnv --seed 1  # with the MuJoCo settings
 
 Start reading at Agent:
 - draw_action() squashes Gaussian samples to [-1, 1]. The replay buffer stores these
@@ -15,7 +15,7 @@ Start reading at Agent:
   another, so that one jax.grad and one Adam train everything.
 - Replay is a tuple of arrays, and add() returns a new one.
 - iterate() runs the environments, the replay buffer and the updates in lax.scan, a compiled loop.
-- train() compiles iterate() with jax.jit, so an iteration is one call.
+- train() compiles iterate() with jax.jit, so an iteration takes one call.
 Lines marked "# sync" wait for the device.
 
 Compare with dqn_linen.py to see discrete actions, with sac_linen_gymnasium.py to see environments
@@ -80,7 +80,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
+        """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
@@ -100,7 +100,7 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
         if self.learning_starts > self.num_iterations * steps:
-            raise ValueError("--learning-starts must not be more than --total-timesteps")
+            raise ValueError("--learning-starts must not exceed --total-timesteps")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
         if min(self.hidden_sizes, default=1) < 1:
             raise ValueError("--hidden-sizes must be at least 1")
@@ -129,7 +129,7 @@ def parse_args() -> Args:
         hidden_sizes=(256, 256),
     )
     default = "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings."
-    paper = "The settings of Haarnoja et al. 2018 (arXiv 1812.05905), with CleanRL's random start."
+    paper = "Settings from Haarnoja et al. 2018 (arXiv 1812.05905), with CleanRL's random start."
     presets = {"pendulum": (default, Args()), "mujoco": (paper, mujoco)}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
@@ -139,7 +139,7 @@ def parse_args() -> Args:
 
 # === Environment ================================================================================
 class EnvState(NamedTuple):
-    key: jax.Array  # split at every step
+    key: jax.Array  # split in every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
     episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
@@ -176,8 +176,8 @@ class VecEnv:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset but not from step, which would
-        # compile every function of the state twice. astype makes the types strong.
+        # Some environments return weakly typed arrays from reset but not from step, so every
+        # function of the state would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
         return obs, EnvState(key, inner, zeros, zeros)
@@ -303,7 +303,7 @@ class Replay(NamedTuple):
     """The last buffer_size transitions."""
 
     transitions: Transition
-    num_added: jax.Array  # () int32, transitions so far, including those overwritten
+    num_added: jax.Array  # () int32, transitions added so far, including those overwritten
 
 
 def make_replay(args: Args, obs_shape, obs_dtype: np.dtype, action_dim: int) -> Replay:
@@ -366,7 +366,7 @@ def draw_action(mean, log_std, noise):
     """Squash Gaussian samples with tanh. Return them, (B, action_dim), and their logprob, (B,)."""
     x = mean + jnp.exp(log_std) * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
-    # Equals log(1 - tanh(x)**2), the log of the slope, which would be log(0) in float32 for x > 9.
+    # Equals log(1 - tanh(x)**2), the log of tanh's slope, which float32 rounds to log(0) for x > 9.
     # SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
     log_slope = 2 * (math.log(2) - x - nn.softplus(-2 * x))
     return jnp.tanh(x), (logprob - log_slope).sum(-1)
@@ -385,7 +385,7 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
 
 
 def sac_loss(params, train_state, batch: Transition, noise, args: Args):
-    """Sum of the losses of critics, actor and alpha (Haarnoja et al. 2018), and metrics to log.
+    """Sum of the critic, actor and alpha losses (Haarnoja et al. 2018), and the metrics to log.
 
     noise (2, B, action_dim) samples the actions at next_obs and at obs.
     """
@@ -424,7 +424,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
 def update(train_state, losses, batch: Transition, noise, learning_rate, args: Args):
     """Train on a batch, then move the target critics toward the critics.
 
-    Return the new TrainState, and losses with the losses of this update added.
+    Return the new TrainState, and losses plus the losses of this update.
     """
     # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
     # All losses use the parameters from before the update, as in Brax. SB3 (alpha, critics, actor)
@@ -477,7 +477,7 @@ def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
 
 # === Training ===================================================================================
 def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, env, args: Args):
-    """Act, step, store and update for num_steps. Return the new states and the metrics."""
+    """Act, step, store and update for num_steps steps. Return the new states and the metrics."""
 
     def step(carry, inputs):
         train_state, replay, obs, env_state, losses = carry
@@ -494,7 +494,7 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
         episodes = Episodes(*(result[x] for x in Episodes._fields))
         return (train_state, replay, new_obs, env_state, losses), episodes
 
-    # lax.scan compiles the loop over steps: it passes on the carry and stacks the outputs.
+    # lax.scan compiles the loop over steps: it passes the carry along and stacks the outputs.
     names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # as in sac_loss
     losses = {f"losses/{name}": jnp.zeros(()) for name in names}
     carry = (train_state, replay, obs, env_state, losses)
@@ -552,10 +552,10 @@ def train(args: Args) -> None:
         first = iteration * log.steps_per_iteration
         steps = np.arange(first, first + log.steps_per_iteration, args.num_envs)
         is_random = steps < args.learning_starts  # (num_steps,)
-        # Set by hand: a schedule would count updates, and none are due before learning_starts.
+        # Decay by iteration: a schedule counts updates, which start after learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
-        # Derived from the iteration number, so the checkpoint does not need to store this key.
+        # Deriving the keys from the iteration number keeps them out of the checkpoint.
         iteration_key = jax.random.fold_in(key, iteration)
         train_state, replay, obs, env_state, metrics = iterate_fn(
             train_state, replay, obs, env_state, iteration_key, is_random, learning_rate
@@ -644,7 +644,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
-        """Create the folder, or continue the one to resume. info is added to run.json."""
+        """Create the run folder, or reopen it to resume the run. info is added to run.json."""
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
         name = args.run_name or name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name))
@@ -659,7 +659,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -677,7 +677,7 @@ class RunLog:
             "script_sha256": digest,
             "status": "running",
             "started": time.time(),
-            "iteration": iteration,  # completed at the last checkpoint
+            "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
@@ -685,7 +685,7 @@ class RunLog:
         lines = self.metrics.readlines()[:iteration]
         if len(lines) < iteration:
             print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
@@ -695,7 +695,7 @@ class RunLog:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # here, because it takes half a second
+            import wandb  # only if needed, because importing takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -709,7 +709,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # an importing program handles its own signals
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
@@ -722,7 +722,7 @@ class RunLog:
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
+        """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -749,19 +749,19 @@ class RunLog:
         if self.wandb:
             try:
                 self.wandb.log(row, step=iteration)
-            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
-                self.show("Lost the W&B process; logging continues without it.")
+            except ConnectionError:  # SIGTERM to a whole job also ends the W&B process
+                self.show("The W&B process has ended; logging continues without it.")
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text. Training continues if that fails: Ctrl-C also ends tee in `| tee log.txt`."""
+        """Print text. Ignore a broken pipe, because Ctrl-C also ends the tee of `| tee log.txt`."""
         try:
             print(text, flush=True)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
+        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -829,7 +829,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
+    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -837,12 +837,12 @@ def can_resume(args: Args, **spaces: Any) -> bool:
         if getattr(args, name) != getattr(old, name):
             flag = name.replace("_", "-")
             fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
-    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+    for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
-        fail("The run is complete. To train for longer, add a larger --total-timesteps")
-    # A checkpoint.new is incomplete.
+        fail("The run is complete. To train for longer, pass a larger --total-timesteps")
+    # checkpoint.new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -859,6 +859,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # this script does not exit like this, and status 0 means success
+        if not error.code:  # not from this script; status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise
