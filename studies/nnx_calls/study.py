@@ -10,7 +10,7 @@ from analysis.formatting import pluralize
 from analysis.page import Table
 from analysis.tables import across, texts
 
-# Variant -> hue in the figure: graph mode, tree mode, or JAX only.
+# Method -> hue in the figure: graph mode, tree mode, or JAX only.
 HUES = {
     "nnx.jit": "graph",
     "nnx.cached_partial": "graph",
@@ -24,15 +24,16 @@ PPO_ARRAYS = 12  # parameter arrays of PPO; shown in the table
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return the microseconds per call, with one row per Flax version, variant and cell."""
+    """Return the microseconds per call, with one row per Flax version, method and cell."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     measured = pd.DataFrame([line for line in lines if "way" in line])
+    measured = measured.rename(columns={"way": "method"})
     measured["microseconds"] = 1e6 * measured["seconds"] / measured["calls"]
-    names = ["flax", "way", "arrays", "calls"]
+    names = ["flax", "method", "arrays", "calls"]
     frame = stats.of_groups(measured, names, "microseconds", stats.geometric_mean)
     order = [*frame["flax"].unique(), *HUES]
     frame = frame.sort_values(["arrays", "calls"])
-    return frame.sort_values(["flax", "way"], key=lambda x: x.map(order.index), kind="stable")
+    return frame.sort_values(["flax", "method"], key=lambda x: x.map(order.index), kind="stable")
 
 
 def iterations(path: Path) -> Table:
@@ -42,7 +43,7 @@ def iterations(path: Path) -> Table:
     for name in ("estimate", "low", "high"):
         frame[name] *= frame["calls"] / 1000
     frame["title"] = [f"{pluralize([x], 'call')} (ms)" for x in frame["calls"]]
-    cells = across(frame, texts(frame), ["way"], "title")
+    cells = across(frame, texts(frame), ["method"], "title")
     return Table("iterations", "Milliseconds of 80 steps", frame, cells)
 
 
@@ -52,7 +53,7 @@ BLOCKS = {"iterations": iterations}
 def update(source: Path, out: Path) -> None:
     """Draw the figure of the study."""
     frame = read(source / "measured.jsonl")
-    frame = frame[frame["calls"] == MOST_CALLS].rename(columns={"way": "mode", "arrays": "x"})
+    frame = frame[frame["calls"] == MOST_CALLS].rename(columns={"method": "mode", "arrays": "x"})
     frame["panel"] = "flax " + frame["flax"]
     styles = figures.styles(pd.DataFrame(HUES.items(), columns=["mode", "framework"]))
     label = "microseconds of one call"
