@@ -169,10 +169,9 @@ class VecEnv:
             )
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
-        except (BrokenPipeError, ConnectionResetError, EOFError) as error:
-            if vectorization != "async":
-                raise
-            print(f"An environment failed: {error!r}", file=sys.stderr, flush=True)
+        except (BrokenPipeError, ConnectionResetError, EOFError):
+            if not Worker.exists:
+                raise  # the environment raised it
             time.sleep(1)  # give the worker process time to print the cause
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)
@@ -274,8 +273,11 @@ class DropInfo(gymnasium.Wrapper):
 class Worker(gymnasium.Wrapper):
     """Handle signals and errors of an environment in its worker process (async)."""
 
+    exists = False  # whether this process has created one
+
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
+        Worker.exists = True
         if multiprocessing.parent_process():  # false in the main process, which also creates one
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env

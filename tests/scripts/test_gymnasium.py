@@ -287,7 +287,7 @@ FAILURES = [
     ("FailsAtStart", "sync", "scripted.ArmError: the left arm is not there"),
     ("FailsInWorker", "async", "scripted.ArmError: the left arm is not there"),
     ("BrokenSensor", "async", "FloatingPointError: environment 0 returned an observation with NaN"),
-    ("ConnectionFails", "async", "An environment failed: ConnectionResetError('the simulator hung"),
+    ("ConnectionFails", "async", "ConnectionResetError: the simulator hung up"),
     ("Exits", "sync", "RuntimeError: the environment called sys.exit()"),
     ("ExitsAtStart", "sync", "RuntimeError: the environment called sys.exit()"),
     (
