@@ -57,7 +57,7 @@ def interval(estimate: float, low: float, high: float) -> str:
         return number(estimate)
     values = [x for x in (estimate, low, high) if np.isfinite(x)]
     size = max(abs(x) for x in values)
-    if estimate and size > 10 * abs(estimate):  # with two runs, an interval can span powers of ten
+    if estimate and size > 10 * abs(estimate):  # with only two runs, an interval can be very wide
         size = max(abs(estimate), size / 100)
     decimals = decimals_of(size, 3)
     if is_blurred(values, decimals):

@@ -141,7 +141,7 @@ def mode_order(modes: Sequence[str] | pd.Series, first: Sequence[str] = MODES) -
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table sorted by size, environment (in order of appearance) and mode."""
+    """Return a table sorted by size, environment (in order of appearance) and variant."""
     keys = []
     for name, first in {"mode": MODES, "env_id": table.get("env_id"), "size": SIZES}.items():
         if name in table:

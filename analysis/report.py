@@ -222,7 +222,7 @@ def nested(section: Section, prefix: str) -> Section:
 def write_report(
     data: Data, out: Path, baseline: str | None = None, against: Data | None = None
 ) -> str:
-    """Write the report into a folder; return the headlines and tables as plain text."""
+    """Write the report to a folder; return the headlines and tables as plain text."""
     sections = sections_of(data, baseline, against)
     envs = [str(x) for x in dict.fromkeys(data.runs["env_id"])]
     where = envs[0] if len(envs) == 1 else f"{len(envs)} environments"

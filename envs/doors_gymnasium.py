@@ -70,8 +70,8 @@ def layout(a: Any, b: Any) -> tuple[Any, Any]:
 def scramble(x: Any) -> Any:
     """Hash 32 bits to 31 bits.
 
-    Python integers do not overflow as in JAX, so a mask removes the high bits. The mask has
-    31 bits because JAX does not accept a 32-bit constant.
+    Unlike JAX integers, Python integers do not overflow, so a mask removes the high bits. The mask
+    has 31 bits because JAX does not accept a 32-bit constant.
     """
     for _ in range(2):
         x = (x ^ x >> 16) * 0x45D9F3B & 0x7FFFFFFF

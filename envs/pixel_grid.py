@@ -8,7 +8,7 @@ An example of an environment with images. The player is a bright square. One of 
 is the goal, with vertical stripes, and ends the episode with reward 1. The other is a trap, with
 horizontal stripes, and ends it with reward -1. In every image the stripes start at a random offset,
 so both squares look the same on average, and no single pixel distinguishes them: an agent that
-cannot recognize stripes has a mean return of at most 0. The best mean return is 1.
+cannot recognize stripes has a mean return of at most 0. The best possible mean return is 1.
 """
 
 from typing import Any

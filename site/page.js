@@ -24,7 +24,7 @@ function prose(tag, html, attributes = {}) {
 const STEPS = [51200, 102400, 204800, 409600, 819200, 1638400, 3276800, 6553600, 13107200];
 const COSTS = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].map((x) => x * 1e-6); // seconds
 
-// A run is [repeat, seconds per iteration, seconds of the complete run]. The time that steady iterations
+// A run is [repeat, seconds per iteration, seconds of the entire run]. The time that steady iterations
 // do not explain is overhead: imports, compilation, slower first iterations.
 const once = (run, cell) => run[2] - cell.iterations * run[1];
 const seconds = (run, cell, steps, cost) => once(run, cell) + (steps / cell.batch) * run[1] + steps * cost;

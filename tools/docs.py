@@ -148,7 +148,7 @@ def blocks_of_study(source: str) -> dict[str, Callable[[Path], Table | Text]]:
 
 
 def renewed(text: str) -> str:
-    """Return a document with up-to-date blocks."""
+    """Return the document with its generated blocks updated."""
 
     def renew(match: re.Match[str]) -> str:
         parts = [match[x] for x in ("name", "source", "where", "baseline")]

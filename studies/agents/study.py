@@ -21,7 +21,7 @@ from analysis.schema import SourceError
 from analysis.tables import across, multiple, texts
 
 VMAP, SCAN, BESIDE, AFTER = "vmap", "one scan", "side by side", "one after another"
-PROGRAMS = (VMAP, SCAN)  # one program trains all agents
+PROGRAMS = (VMAP, SCAN)  # methods in which one program trains all agents
 SCRIPTS = {  # script -> framework and method
     "ppo_linen_vmap": ("linen", VMAP),
     "ppo_nnx_vmap": ("nnx", VMAP),
@@ -100,7 +100,7 @@ def costs(source: Path) -> pd.DataFrame:
 
 # === Tables =====================================================================================
 def ratio_table(table: pd.DataFrame) -> Table:
-    """Return the ratios between the times of two methods, paired by repeat, with a column per N.
+    """Return a table of time ratios between pairs of methods, paired by repeat, by N (columns).
 
     Raise SourceError if no pair of methods was run.
     """

@@ -3,7 +3,7 @@
 # dependencies = ["jaxnasium[algs]==0.1.1", "jax==0.10.2", "equinox==0.13.8", "optax==0.2.8",
 #   "distrax==0.1.9", "numpy==2.4.6", "tfp-nightly==0.26.0.dev20261027"]
 # ///
-"""Train jaxnasium's PPO in its environments, set up as in its documentation, with our settings.
+"""Train jaxnasium's PPO in its environments, set up as documented, with our hyperparameters.
 
     uv run studies/peers/ppo_jaxnasium.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers

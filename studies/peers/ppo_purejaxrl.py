@@ -4,7 +4,7 @@
 #   "gymnasium==1.3.0", "brax==0.14.2", "mujoco==3.3.7", "mujoco-mjx==3.3.7", "navix==0.7.4",
 #   "numpy==2.4.6", "six==1.17.0", "tfp-nightly==0.26.0.dev20261027"]
 # ///
-"""Run PureJaxRL's unmodified ppo.py from your checkout, with our settings in its config.
+"""Run PureJaxRL's unmodified ppo.py from your checkout, with our hyperparameters in its config.
 
     git clone https://github.com/luchris429/purejaxrl ../purejaxrl
     git -C ../purejaxrl checkout 31756b197773a52db763fdbe6d635e4b46522a73

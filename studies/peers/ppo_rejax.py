@@ -4,7 +4,7 @@
 #   "gymnax==0.0.9", "gymnasium==1.3.0", "numpy==2.4.6", "six==1.17.0",
 #   "tfp-nightly==0.26.0.dev20261027"]
 # ///
-"""Train rejax's PPO, set up as in its documentation, with our settings.
+"""Train rejax's PPO, set up as in its documentation, with our hyperparameters.
 
     uv run studies/peers/ppo_rejax.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers

@@ -11,7 +11,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Train Stable-Baselines3's PPO, set up as in its documentation, with our settings.
+"""Train Stable-Baselines3's PPO, set up as in its documentation, with our hyperparameters.
 
     uv run studies/peers/ppo_sb3.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers

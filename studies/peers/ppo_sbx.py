@@ -12,7 +12,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Train the PPO from SBX (Stable-Baselines3 in JAX), as in its documentation, with our settings.
+"""Train PPO from SBX (Stable-Baselines3 in JAX), set up as documented, with our hyperparameters.
 
     uv run studies/peers/ppo_sbx.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers

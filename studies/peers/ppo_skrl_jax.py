@@ -3,7 +3,7 @@
 # dependencies = ["skrl==2.1.1", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnasium==1.3.0",
 #   "numpy==2.4.6"]
 # ///
-"""Train skrl's PPO in JAX, set up as in its documentation, with our settings.
+"""Train skrl's PPO in JAX, set up as in its documentation, with our hyperparameters.
 
     uv run studies/peers/ppo_skrl_jax.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers

@@ -10,7 +10,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Train TorchRL's PPO, set up as in its tutorial and its ppo_mujoco.py, with our settings.
+"""Train TorchRL's PPO, set up as in its tutorial and its ppo_mujoco.py, with our hyperparameters.
 
     uv run studies/peers/ppo_torchrl.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers

@@ -1,4 +1,4 @@
-"""Run benchmark.sh with stand-ins for the training scripts, and a small grid of real scripts."""
+"""Run benchmark.sh with mock training scripts, and a small grid of real scripts."""
 
 import json
 import os
@@ -57,7 +57,7 @@ HANG = {"": "hang"}  # every run name contains ""
 
 @pytest.fixture
 def project(tmp_path):
-    """Yield a folder with benchmark.sh, stand-ins for the scripts, and two simulated GPUs."""
+    """Yield a folder with benchmark.sh, mock scripts, and two simulated GPUs."""
     grids = [str(path.relative_to(ROOT)) for path in ROOT.glob("studies/*/grid.toml")]
     files = ["benchmark.sh", "setup.sh", "scripts.toml"]
     tables = ("__init__.py", "catalog.py", "sizes.toml", "environments.csv", "columns.csv")
@@ -419,7 +419,7 @@ def without_settings(project):
 
 
 def test_wandb_groups_and_notes(project):
-    """W&B runs are online if the server accepts the API key; the stand-in for wandb accepts it."""
+    """W&B runs are online if the server accepts the API key; the mock of wandb accepts it."""
     (project / "wandb.py").write_text("def login(verify):\n    return verify\n")
     flags = ("quick", "--only", "linen", "--repeats", "2", "--track", "--notes", "it's\n@5")
     another = {"WANDB_RUN_GROUP": "another", "WANDB_NOTES": "another"}

@@ -1,4 +1,4 @@
-"""setup.sh, with a stand-in for Python that records the pip commands, and bench/machine.py."""
+"""setup.sh, with a mock of Python that records the pip commands, and bench/machine.py."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_a_missing_compiler_and_missing_python_headers_are_reported(project):
     code, _, errors = setup(project)
     assert code == 0 and "apt install g++ python3-dev" in "".join(errors)
     (project / "requirements.txt").write_text("torch==2.13.0\n")
-    # The stand-in for g++ reads stdin, because otherwise echo in setup.sh could fail.
+    # The mock of g++ reads stdin, because otherwise echo in setup.sh could fail.
     add_tool(project, "g++", "#!/bin/bash\nmapfile\n")
     assert setup(project)[2] == []
 

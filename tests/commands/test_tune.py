@@ -1,4 +1,4 @@
-"""tune.py with stand-ins for a training script and evaluate.py, and with a real script.
+"""tune.py with mocks of a training script and evaluate.py, and with a real script.
 
 The imports of tune.py take seconds, so its commands run in processes forked from a server that
 has already imported everything.
@@ -62,7 +62,7 @@ def begin(project, words, env, patch):
     os.chdir(project)
     os.environ.update(env)
     sys.argv = ["tune.py", *words]
-    tune.HERE = project  # folder of the stand-in for evaluate.py
+    tune.HERE = project  # folder of the mock of evaluate.py
     tune.draw = lambda *_: None  # drawing is slow
     if patch:
         patch()
@@ -326,7 +326,7 @@ def new_command(folder):
 
 
 def test_an_interrupted_trial_continues(tmp_path, capsys):
-    """A trial on another machine continues only after its heartbeats have stopped."""
+    """A trial from another machine is taken over only after its heartbeats have stopped."""
     command = new_command(tmp_path)
     args, space, study = command.args, command.space, command.study
     study.ask()  # a trial without hyperparameters

@@ -1,4 +1,4 @@
-"""Run benchmark.sh on stand-ins for the training scripts, and read its results."""
+"""Run benchmark.sh on mock training scripts, and read its results."""
 
 import json
 import os

@@ -97,13 +97,13 @@ def next_rate(args: Any) -> Any:
 def num_shuffled(args: Any) -> int:
     """Return the number of items that update() shuffles.
 
-    The items are environments in recurrent PPO, and transitions otherwise.
+    The items are environments for recurrent PPO, and transitions otherwise.
     """
     return args.num_envs if hasattr(args, "gru_hidden_size") else args.batch_size
 
 
 def initial_gru_state(args: Any, zeros: Any) -> list[Any]:
-    """Return [zeros((num_envs, gru_hidden_size))] in recurrent PPO, and an empty list otherwise."""
+    """Return [zeros((num_envs, gru_hidden_size))] for recurrent PPO, and [] otherwise."""
     sizes = args.num_envs, getattr(args, "gru_hidden_size", 0)
     return [zeros(sizes)] if sizes[1] else []
 

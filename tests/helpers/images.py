@@ -1,4 +1,4 @@
-"""Image environments for Gymnasium, both valid and invalid, and a stand-in for ale-py."""
+"""Image environments for Gymnasium, both valid and invalid, and a mock of ale-py."""
 
 import sys
 from importlib.machinery import ModuleSpec
@@ -74,7 +74,7 @@ for kind in (Constant, Gray, First, Large, Floats, Nested, Stacked, Joystick, Bu
     gymnasium.register(f"Image{kind.__name__}-v0", f"images:{kind.__name__}")
 
 
-# === A stand-in for ale-py ======================================================================
+# === A mock of ale-py ===========================================================================
 # (reward, lives, terminated, truncated) after each step. All games in an environment are identical.
 GAME = [(7, 2, False, False), (0, 1, False, False), (-3, 1, False, False), (400, 0, True, False)]
 CUT_OFF = [(1, 2, False, False), (0, 2, False, True)]

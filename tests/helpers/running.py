@@ -286,7 +286,7 @@ def read_whole_run(runs_dir):
 
 
 def rewind(run, folder):
-    """Copy a run as if it had been killed after saving the checkpoint of the second iteration."""
+    """Return a copy of a run as it is after a kill, with the checkpoint of iteration 2."""
     shutil.copytree(run.folder, folder)
     (path,) = (run.saved / "2").iterdir()
     shutil.copy(path, folder)

@@ -532,7 +532,7 @@ PIXELS = ("ppo_cnn_torch_gymnasium", "--conv-kernels 1 1", False)
     ],
 )
 def test_convolutions_learn_what_single_pixels_do_not_reveal(name, flags, learns, tmp_path):
-    """The best mean return is 1. Without recognizing stripes, an agent gets at most 0."""
+    """The best possible mean return is 1. Without recognizing stripes, an agent gets at most 0."""
     logged = rows(train(name, tmp_path, "run", *GRID.split(), *flags.split()))
     final = np.mean([row["charts/episodic_return"] for row in logged[-4:]])
     assert final > 0.6 if learns else final < 0.2

@@ -35,7 +35,7 @@ def keep_the_ball(game, aim):
 
 
 def play():
-    """Return the result of reset, and a record with arrays (environment, step, ...).
+    """Return the result of reset, and a record whose arrays have the axes (environment, step, ...).
 
     There are six actions, sticky actions and no time limit, as in the minatar preset of dqn_linen.
     """

@@ -98,7 +98,7 @@ def test_update_equals_numpy(learner):
 
 
 def test_rollout_and_update_are_exactly_equal_in_all_jax_scripts():
-    """The layers are so wide that the order of summation in the gradient norm matters."""
+    """The layers are wide enough that the order of summation in the gradient norm matters."""
     weights = random_weights(3, OBS_DIM, (64, 64), NUM_ACTIONS)
     first: list[Any] = []
     for name in stand_ins("Update", JAX_SCRIPTS):

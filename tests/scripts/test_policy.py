@@ -92,7 +92,7 @@ def test_samples_follow_the_probabilities_and_depend_on_the_seed(name, folder_of
 
 @pytest.mark.parametrize("name", DQN_SCRIPTS)
 def test_dqn_policy_returns_the_best_action_of_the_network(name, folder_of):
-    """In gymnax, the environment is Breakout, so observations are images."""
+    """The gymnax scripts play Breakout, so their observations are images."""
     folder = folder_of(name)
     shape = (4,) if "gymnasium" in name else (10, 10, 4)
     obs = 5 * np.random.default_rng(0).normal(size=(50, *shape)).astype("f")

@@ -276,7 +276,7 @@ def test_torch_compile_gives_the_same_numbers_without_graph_breaks(
 
 
 def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
-    """CUDA is replaced by a stand-in, whose graph calls the function on the recorded memory."""
+    """CUDA is replaced by a mock, whose graph calls the function on the recorded memory."""
     seen, static, state, cuda = [], [], torch.zeros(1), MagicMock()
 
     def function(x):

@@ -227,7 +227,7 @@ def call_library(file, tmp_path, *words):
 
 
 def run_peer(file, tmp_path, *flags):
-    """Train with the dummy library. Return the loaded run and the settings that the library got."""
+    """Train with the dummy library. Return the loaded run and the settings passed to the library."""
     words = ["--runs-dir", str(tmp_path / "runs"), "--run-name", "one", "--seed", "7", *flags]
     words += ["--total-timesteps", str(3 * 8192 + 1)]
     called = call_library(file, tmp_path, *words)
@@ -263,7 +263,7 @@ def test_runs_of_other_libraries_use_and_record_the_same_settings(name, tmp_path
         assert policy["net_arch"] == {"pi": [8], "vf": [8]}
 
 
-# A stand-in for a training script in CleanRL.
+# A mock of a training script in CleanRL.
 CLEANRL = """
 import sys
 

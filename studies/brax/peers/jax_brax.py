@@ -3,7 +3,7 @@
 # dependencies = ["brax==0.14.2", "jax==0.7.2", "flax==0.12.0", "optax==0.2.6", "mujoco==3.3.7",
 #   "mujoco-mjx==3.3.7"]
 # ///
-"""Train brax's PPO or SAC on brax's HalfCheetah with spring physics, with our settings.
+"""Train brax's PPO or SAC on brax's HalfCheetah with spring physics, with our hyperparameters.
 
     uv run --script studies/brax/peers/jax_brax.py ppo --num-envs 256
 

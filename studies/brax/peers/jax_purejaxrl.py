@@ -3,7 +3,7 @@
 # dependencies = ["jax==0.7.2", "flax==0.12.0", "optax==0.2.6", "distrax==0.1.7", "gymnax==0.0.9",
 #   "brax==0.14.2", "navix==0.7.4", "mujoco==3.3.7", "mujoco-mjx==3.3.7"]
 # ///
-"""Train PureJaxRL's unmodified ppo_continuous_action.py from your checkout, with our settings.
+"""Run PureJaxRL's unmodified ppo_continuous_action.py from your checkout, with our hyperparameters.
 
     git clone https://github.com/luchris429/purejaxrl ../purejaxrl
     git -C ../purejaxrl checkout 31756b197773a52db763fdbe6d635e4b46522a73
