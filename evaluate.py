@@ -56,7 +56,7 @@ class Args:
     episodes: int = 100  # episodes per run
     sample: bool = False  # sample actions from the policy instead of taking the most likely one
     epsilon: float = 0.0  # probability of a uniformly random action; 1: a random agent
-    max_steps: int = 10_000  # maximum episode length; a longer episode counts up to this step
+    max_steps: int = 10_000  # maximum episode length; longer episodes are cut off and counted
     seed: int = 0  # seed of environments and actions, the same for every run
     num_envs: int | None = None  # parallel environments; default: one per episode, fewer with async
     vectorization: Literal["sync", "async"] | None = None  # default: as in training
@@ -75,7 +75,7 @@ class Args:
         if self.num_envs and self.episodes % self.num_envs > 0:
             fitting = -(-self.episodes // self.num_envs) * self.num_envs
             rule = f"--episodes must be a multiple of --num-envs ({self.num_envs})"
-            raise ValueError(f"{rule}, so that all environments play equally many: try {fitting}")
+            raise ValueError(f"{rule}, so that environments play the same number: try {fitting}")
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         if not 0 <= self.epsilon <= 1:
@@ -92,7 +92,7 @@ class Run(NamedTuple):
     script: Any  # imported training script
     args: Any  # Args of the script
     iteration: int  # training iterations completed
-    is_other_version: bool = False  # the script has changed since the training
+    is_other_version: bool = False  # the script has changed since training
 
 
 def fail(reason: str, status: int = 2) -> NoReturn:
@@ -275,7 +275,9 @@ class GymnasiumEnvs:
         except Exception as error:
             if args.vectorization == "sync":
                 flags = "--num-envs 4 --vectorization async"
-                error.add_note(f"If your simulator allows one instance per process, add {flags}")
+                error.add_note(
+                    f"If your simulator allows only one instance per process, add {flags}"
+                )
             raise
         self.env.action_space.seed(args.seed)
 
@@ -307,7 +309,7 @@ class GymnasiumEnvs:
 class Step(NamedTuple):
     """One step of N environments."""
 
-    image: np.ndarray | None  # the first environment before the step, (height, width, 3) uint8
+    image: np.ndarray | None  # first environment, before the step: (height, width, 3) uint8
     episode_return: np.ndarray  # (N,) return of the current episodes, including this step
     episode_length: np.ndarray  # (N,)
     done: np.ndarray  # (N,) bool: the episode ended; in Atari, the full game
@@ -337,7 +339,7 @@ def play(run: Run, args: Args, num_envs: int, render: bool = False) -> Generator
             if explores.any():
                 action[explores] = envs.random_actions(rng)[explores]
             if not np.isfinite(action).all():
-                reason = "the policy returned NaN or infinite actions; maybe the training diverged"
+                reason = "the policy returned NaN or infinite actions; training may have diverged"
                 fail(f"{run.folder}: {reason}", status=1)
             image = get_image(obs, envs.state) if get_image else None
             if hasattr(envs.env, "action_low"):
@@ -354,7 +356,7 @@ def play(run: Run, args: Args, num_envs: int, render: bool = False) -> Generator
 
 def to_unit_range(action: np.ndarray, env: Any) -> np.ndarray:
     """Map actions from the bounds of the environment to [-1, 1], as VecEnv.step expects."""
-    center = env.action_low / 2 + env.action_high / 2  # low + high may be more than float32 holds
+    center = env.action_low / 2 + env.action_high / 2  # low + high can overflow in float32
     half = env.action_high / 2 - env.action_low / 2
     return (action - center) / np.where(half > 0, half, 1)  # half is 0 if the bounds are equal
 
@@ -371,7 +373,7 @@ def fill_in(run: Run, args: Args) -> Args:
 
 
 def evaluate(run: Run, args: Args) -> dict[str, Any]:
-    """Play the episodes of a run. Return the contents of evaluation.json.
+    """Play evaluation episodes with the agent of a run. Return the contents of evaluation.json.
 
     Each environment plays the same number of episodes. Counting the first episodes that finish
     would favor short episodes.
@@ -382,7 +384,7 @@ def evaluate(run: Run, args: Args) -> dict[str, Any]:
     returns = np.zeros((num_envs, episodes_per_env))
     lengths = np.zeros((num_envs, episodes_per_env), int)
     capped = np.full((num_envs, episodes_per_env), False)
-    finished = np.zeros(num_envs, int)  # number of episodes per environment
+    finished = np.zeros(num_envs, int)  # number of finished episodes per environment
     start = time.perf_counter()
     next_report = start + PROGRESS_AFTER
     with closing(play(run, args, num_envs)) as steps:
@@ -554,7 +556,7 @@ def draw(runs: list[Run], args: Args, path: Path) -> None:
 
 # === Command line ===============================================================================
 def main() -> None:
-    """Evaluate the runs on the command line. Only success ends with status 0."""
+    """Evaluate the runs on the command line. Exit with status 0 only if this succeeds."""
     args = tyro.cli(Args, description=__doc__)
     try:
         evaluate_all(args)
@@ -563,7 +565,7 @@ def main() -> None:
             raise RuntimeError("an environment or a script called sys.exit()") from stopped
         raise
     except (EOFError, ConnectionResetError) as error:
-        error.add_note("The process of an environment crashed or called sys.exit()")
+        error.add_note("An environment process crashed or called sys.exit()")
         raise
 
 
@@ -620,9 +622,9 @@ def evaluate_all(args: Args) -> None:
         draw(runs + others, args, args.gif)
         print(f"Wrote {args.gif}")
     if len(kept + unwritten) < len(runs + others):
-        print(f"Wrote {file} into the run folders")
+        print(f"Wrote {file} to the run folders")
     if kept:
-        print(f"Kept {', '.join(kept)}, with more episodes. To replace a file, delete it first.")
+        print(f"Kept {', '.join(kept)} (more episodes). To replace a file, delete it first.")
     if unwritten:
         print(f"Could not write {', '.join(unwritten)}", file=sys.stderr)
 
@@ -633,11 +635,11 @@ def warn_about_versions(runs: list[Run]) -> None:
     for file, run in changed.items():
         name = Path(file).name
         text = f"{run.folder} was trained with a different version of {name} than {file}"
-        warn(f"warning: {text}. If that was a copy, add --script path/to/{name}")
+        warn(f"warning: {text}. If you trained with a copy, add --script path/to/{name}")
 
 
 def file_name(args: Args) -> str:
-    """Return the name of the results file. Other settings have other files."""
+    """Return the name of the results file, which depends on the settings."""
     name = "evaluation"
     if args.sample:
         name += "-sample"
@@ -649,7 +651,7 @@ def file_name(args: Args) -> str:
 
 
 def has_more_episodes(file: Path, results: dict[str, Any]) -> bool:
-    """Return whether a file has results of the same iteration with more episodes."""
+    """Return whether the file contains results for the same iteration with more episodes."""
     try:
         old = json.loads(file.read_text(encoding="utf-8"))
         return old["iteration"] == results["iteration"] and old["episodes"] > results["episodes"]

@@ -287,7 +287,10 @@ def sentence_of(text: str) -> str:
 
 
 def exception_of(text: str) -> str:
-    """Return the exception in the last traceback, without the note that JAX adds, or ""."""
+    """Return the exception from the last traceback, without the note that JAX adds.
+
+    If there is no traceback, return "".
+    """
     _, start, traceback = text.rpartition("Traceback (most recent call last):\n")
     lines = [x for x in traceback.splitlines() if start and not x.startswith(" ")]
     return plain(" ".join(lines).partition("-------------------- For simplicity, JAX")[0])
@@ -312,7 +315,7 @@ def words_of(settings: dict[str, Any]) -> list[str]:
 def locked(path: Path, why_not: str, seconds: float = 0) -> Generator[list[int]]:
     """Hold a file lock; fail if another process still holds it after `seconds`.
 
-    Yield a list with the file descriptor. A process that inherits it holds the lock until its end.
+    Yield a list with the file descriptor. A process that inherits it holds the lock until it ends.
     """
     descriptors: list[int] = []
     lock = FileLock(path, timeout=seconds, on_acquired=descriptors.append)
@@ -338,7 +341,7 @@ def run(
     if command.stop.is_set():
         raise Stopped
     if version_of(command.args.script) != command.version:
-        fail(f"{command.args.script} has changed; undo the change, or choose another --study")
+        fail(f"{command.args.script} has changed; undo the change, or choose a different --study")
     deadline = time.monotonic() + command.args.timeout
     mark = f"{command.mark}.{processes.new_mark()}"
     # Start a new session, so that Ctrl-C in the terminal does not reach the process.
@@ -372,7 +375,7 @@ def run(
     if status != 0:
         text = log.read_text(errors="replace")
         said = sentence_of(text)
-        if status == 1:  # an uncaught exception; other tracebacks may be warnings
+        if status == 1:  # uncaught exception; otherwise a traceback may be only a warning
             said = exception_of(text) or said
         kind = Refused if status == 2 else TrialError
         raise kind(f"{Path(words[0]).name} ended with status {status}: {said}")
@@ -386,7 +389,7 @@ def status_of(run: Path) -> str:
 
 
 def is_complete(run: Path) -> bool:
-    """Return whether a run reached its last iteration. Scripts cannot resume such a run."""
+    """Return whether a run reached its last iteration. Such a run cannot be resumed."""
     return status_of(run) in ("completed", "diverged")
 
 
@@ -428,7 +431,7 @@ def evaluate(command: Command, folders: list[Path], seed: int, watch: Callable) 
     missing = [path for path in files if not has_settings(path, settings)]
     if missing:
         for path in missing:
-            if path.exists():  # keep what the user evaluated; evaluate.py might not replace it
+            if path.exists():  # keep the user's evaluation; evaluate.py might not replace it
                 path.replace(path.with_name("evaluation-by-hand.json"))
         words = [str(path.parent) for path in missing]
         words += ["--episodes", str(command.args.episodes), "--seed", str(seed)]
@@ -444,7 +447,7 @@ def evaluate(command: Command, folders: list[Path], seed: int, watch: Callable) 
 
 
 def has_settings(path: Path, settings: dict[str, Any]) -> bool:
-    """Return whether a file exists and has the results of an evaluation with these settings."""
+    """Return whether the file exists and contains an evaluation with these settings."""
     if not path.exists():
         return False
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -453,13 +456,13 @@ def has_settings(path: Path, settings: dict[str, Any]) -> bool:
 
 # === Trials =====================================================================================
 def counted(study: optuna.Study, *which: TrialState) -> list[FrozenTrial]:
-    """Return the trials in the given states (default: all) that no other trial continues."""
+    """Return trials in the given states (default: all) that no other trial has taken over."""
     trials = study.get_trials(deepcopy=False, states=which or None)
     return [x for x in trials if x.state != TrialState.FAIL or "error" in x.user_attrs]
 
 
 def run_of(trial: FrozenTrial | optuna.Trial, trials: Path, seed: int | str) -> Path:
-    """Return the run folder for a trial and seed; requeued trials use the folder of the first."""
+    """Return the run folder for a trial and seed; a requeued trial uses the original folder."""
     number = int(trial.user_attrs.get("goes_on", trial.number))
     return trials / f"{number:04d}-seed-{seed}"
 
@@ -474,7 +477,7 @@ def work(command: Command) -> None:
                 if not waiting and len(counted(study)) >= command.args.trials:
                     return
                 trial = study.ask(command.space)
-            # If the heartbeat was so old that another process took over the trial, forget it.
+            # Ignore the trial if its heartbeat was so old that another process took it over.
             with contextlib.suppress(UpdateFinishedTrialError):
                 run_trial(command, trial)
     except BaseException:
@@ -494,7 +497,7 @@ def requeue(command: Command) -> None:
         # a different host name, so a long time without a heartbeat also counts as an interruption.
         is_ours = not command.args.storage or trial.user_attrs.get("place") == command.place
         heard = trial.user_attrs.get("heard", 0.0)
-        # Without a heartbeat, use the start. Add a day, because it has no time zone.
+        # Without a heartbeat, use the start time. Add a day, because its time zone is unknown.
         if not heard and trial.datetime_start:
             heard = trial.datetime_start.timestamp() + 86_400
         if is_ours or time.time() > heard + SILENCE:
@@ -502,7 +505,7 @@ def requeue(command: Command) -> None:
                 command.study.tell(trial.number, state=TrialState.FAIL)
             except (ValueError, UpdateFinishedTrialError):
                 continue  # another process has already ended it
-            # A trial with an error failed, but its process ended before it told Optuna.
+            # A trial with an error failed, but its process ended before it could tell Optuna.
             if "error" not in trial.user_attrs:
                 settings = trial.system_attrs.get("fixed_params", {}) | trial.params
                 first = trial.user_attrs.get("goes_on", trial.number)
@@ -586,14 +589,14 @@ def report_trial(command: Command, trial: FrozenTrial) -> None:
 
 
 def best_of(study: optuna.Study) -> FrozenTrial | None:
-    """Return the best complete trial; values that differ only by rounding are equal."""
+    """Return the best complete trial; values that differ only by rounding count as equal."""
     complete = counted(study, TrialState.COMPLETE)
     return max(complete, key=lambda x: round(x.value or 0.0, 6), default=None)
 
 
 # === Study ======================================================================================
 def open_storage(url: str, folder: Path) -> str | optuna.storages.BaseStorage:
-    """Open a database, by default SQLite in the folder of the study, or a journal file."""
+    """Return a database, by default SQLite in the folder of the study, or a journal file."""
     if url and "://" not in url:
         # Optuna's lock does not work with a relative path.
         backend = optuna.storages.journal.JournalFileBackend(os.path.abspath(url))
@@ -615,7 +618,7 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
     )
     is_new = "id" not in study.user_attrs
     seed = args.seed if is_new and not args.storage else None  # machines need different proposals
-    # TPE treats each bracket of Hyperband as a separate history, so few of its trials are random.
+    # TPE keeps a separate history for each Hyperband bracket, so start each with few random trials.
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
     if args.sampler == "random":
         study.sampler = optuna.samplers.RandomSampler(seed)
@@ -626,7 +629,7 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
     other = [x for x in begun if begun[x] != study.user_attrs["begun"].get(x)]
     if other:
         changed = f"study {name} was started with different settings ({other[0]})"
-        fail(f"{changed}; choose another --study")
+        fail(f"{changed}; choose a different --study")
     return study
 
 
@@ -680,15 +683,15 @@ def held_out_returns(command: Command, folders: list[Path], watch: Callable) -> 
             returns[folder] = evaluate(command, [folder], HELD_OUT_EPISODES, watch)[0]
         except Refused:
             raise
-        except TrialError as error:  # for example: the actions are NaN
+        except TrialError as error:  # for example because the actions are NaN
             print(f"{folder.name}: {error}")
             returns[folder] = -np.inf
-        print(f"{folder.name}: the training diverged; the return is {returns[folder]:.4g}")
+        print(f"{folder.name}: training diverged; the return is {returns[folder]:.4g}")
     return [returns[folder] for folder in folders]
 
 
 def differences(of_best: list[float], of_defaults: list[float]) -> list[float]:
-    """Return the differences, paired by seed; two returns of minus infinity do not differ."""
+    """Return the differences, paired by seed; two returns of minus infinity differ by 0."""
     return [x - y if x != y else 0.0 for x, y in zip(of_best, of_defaults, strict=True)]
 
 
@@ -749,7 +752,7 @@ def write_table(study: optuna.Study, folder: Path) -> None:
 
 
 def draw(study: optuna.Study, folder: Path) -> None:
-    """Write the figures of Optuna as HTML files."""
+    """Write Optuna's figures as HTML files."""
     top = list(optuna.importance.get_param_importances(study))[:4]
     figures = {
         "optimization_history": visualization.plot_optimization_history(study),
@@ -843,7 +846,7 @@ def tune(command: Command) -> None:
     requeue(command)
     with ThreadPoolExecutor(command.args.workers) as pool:
         workers = [pool.submit(work, command) for _ in range(command.args.workers)]
-        # The first worker to fail has the reason; it stops the others.
+        # The first worker that fails stops the others, so raise its exception.
         for worker in as_completed(workers):
             worker.result()
     finish(command)
@@ -854,7 +857,7 @@ def main(args: Args, words: list[str]) -> None:
     warnings.simplefilter("ignore")  # for example about intervals from a single seed
     command = begin(args, words)
     guard = processes.Guard(command.mark, GRACE)
-    status = 1  # exit status if a script was stopped by a signal that tune.py did not get
+    status = 1  # exit status if a script was stopped by a signal that tune.py did not receive
 
     def stop(number: int, frame: Any) -> None:
         nonlocal status

@@ -1,8 +1,8 @@
-"""List the runs for the arguments of benchmark.sh, and write the plan to a file.
+"""List the runs that the arguments of benchmark.sh select, and write the plan to a file.
 
     python -m bench.plan PROGRAM FOLDER FILE [arguments of benchmark.sh]
 
-PROGRAM is the path under which benchmark.sh was called, and FOLDER is the working directory of the
+PROGRAM is the path with which benchmark.sh was called, and FOLDER is the working directory of the
 caller. The first line of FILE contains the number of missing runs and the GPUs, the second line the
 command line, and the third line the Plan as JSON. With --list, --count or --dry-run, the result is
 printed and FILE stays empty.
@@ -252,7 +252,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     if custom and args.study:
         fail(f"{custom[0]} cannot be combined with a study: omit '{args.study}', or use --only")
     if args.devices and args.gpus:
-        fail("--devices uses the GPUs of CUDA_VISIBLE_DEVICES, so omit --gpus.")
+        fail("--devices uses the GPUs in CUDA_VISIBLE_DEVICES, so omit --gpus.")
     args.study = "custom" if custom else args.study or "quick"
     return args
 
@@ -384,7 +384,7 @@ def make_run(
     grid: Grid, args: argparse.Namespace, row: Row, cell: tuple[str, str, str, int], repeat: int
 ) -> Run:
     env, size, script, first_seed = cell
-    # @doors selects the preset called doors in the script.
+    # @doors selects the doors preset of the script.
     is_preset = env.startswith("@") and args.study != "custom"
     if not is_preset and env not in KNOWN and not re.fullmatch(MODULE_AND_NAME, env):
         fail(f"{row.where}envs must be among: {' '.join(KNOWN)}; or my_module:MyEnv; not '{env}'")
@@ -393,7 +393,7 @@ def make_run(
     if script not in grid.programs and full_name(script) not in SCRIPTS:
         fail(f"{row.where}there is no script '{script}'")
     seed = first_seed + row.seed_stride * (repeat - 1)
-    # Replace the colon in a custom environment with a dot; no other name contains a dot.
+    # Replace the colon in a custom environment id with a dot; no other name contains a dot.
     parts = [row.label, env.replace(":", ".")]
     if is_preset:
         parts = [row.label or env[1:]]
@@ -401,7 +401,7 @@ def make_run(
     name = "__".join(filter(None, [*parts, f"{row.iterations}it", f"seed{seed}"]))
 
     words = list(grid.programs.get(script) or [path_of(script)])
-    settings = []  # arguments of the `env` command
+    settings = []  # arguments for the `env` command
     # A script looks for custom environments in the working directory.
     if ":" in env and Path.cwd() != ROOT:
         settings.append(f"--chdir={Path.cwd()}")

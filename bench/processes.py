@@ -55,7 +55,7 @@ def resume(mark: str) -> None:
 def end(mark: str, seconds: float = 0) -> None:
     """Kill the marked processes.
 
-    If seconds > 0, first send SIGTERM to those that lead a session, and wait for them to end.
+    If seconds > 0, first send SIGTERM to session leaders, and wait up to that long for them.
     """
     if seconds:
         processes = [x for x in marked(mark) if leads_session(x)]
@@ -63,7 +63,7 @@ def end(mark: str, seconds: float = 0) -> None:
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
         psutil.wait_procs(processes, timeout=seconds)
-    for _ in range(200):  # not forever, because a process in a device driver cannot be killed
+    for _ in range(200):  # bounded, because a process blocked in a driver cannot be killed
         left = marked(mark)
         for process in left:
             with suppress(psutil.Error):

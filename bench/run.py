@@ -43,7 +43,7 @@ class Run:
     repeat: int
     command: list[str]
     key: str  # the text that --only searches
-    block: list[Any]  # runs with equal values are shuffled
+    block: list[Any]  # runs with equal values are shuffled together
     seconds: int  # rough duration, on two idle cores
     line: int = 0  # line number in the output of benchmark.sh --list, from 1
     gpu: str = ""
@@ -136,7 +136,7 @@ def log_event(runs_dir: str, **event: Any) -> None:
 
 
 def check_room(run: Run) -> None:
-    """Raise OSError if a run could not write its files."""
+    """Raise OSError if the disk has no space for the files of a run."""
     # The name is fixed, so the next call removes a file that a killed process left behind.
     space = run.state / "space"
     try:
@@ -224,7 +224,7 @@ def make(run: Run, plan: Plan, output: IO[bytes], gpu_lock: IO[bytes]) -> None:
     status = process.wait()
     processes.end(os.environ[processes.MARK])
     if status < 0:
-        status = 128 - status  # ended by a signal: convert to the status in a shell
+        status = 128 - status  # ended by a signal: convert to the status that a shell returns
     seconds = int(time.monotonic() - start)
     event = {"event": "end", "run": run.name, "exit_status": status, "seconds": seconds}
     if run.is_done():
@@ -283,7 +283,7 @@ def main() -> None:
     processes.end_on_signals(mark)
     if gpu != "-":
         run.gpu = gpu
-        # By default CUDA numbers the fastest GPU 0, unlike nvidia-smi.
+        # By default, GPU 0 is the fastest GPU in CUDA, unlike in nvidia-smi.
         os.environ |= {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:
         sys.exit(wait_and_make(run, plan, int(driver), wait == ["wait"]))

@@ -5,12 +5,12 @@
     python ~/ppo-rosetta/envs/check.py ALE/Breakout-v5     # Atari
 
 The check compares types and shapes with the spaces of the environment, and then takes thousands of
-random steps. Random actions do not reach every state, so a mistake may remain. For a Gymnasium
-environment it also measures whether --vectorization async is faster than sync.
+random steps. Random actions do not reach every state, so mistakes may remain undetected. For a
+Gymnasium environment it also measures whether --vectorization async is faster than sync.
 
 If the environment breaks a rule or a package is missing, the check prints one sentence and exits
-with status 2. After hints alone, the status is 0. An exception in your code ends the check with its
-traceback.
+with status 2. If there are only hints, the status is 0. An exception in your code ends the check
+with its traceback.
 """
 
 import os
@@ -54,13 +54,13 @@ from gymnax.environments.spaces import Box, Discrete
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_ENVS, NUM_STEPS = 16, 2_000  # random steps in gymnax
-STEPS, SECONDS = 5_000, 20  # random steps in Gymnasium, whichever limit comes first
-REPEATED_STEPS = 300  # first steps, which must be the same when repeated with the same seed
+STEPS, SECONDS = 5_000, 20  # limits for random play in Gymnasium; the first one reached ends it
+REPEATED_STEPS = 300  # steps that are repeated with the same seed and compared
 PROGRESS_AFTER = 2.0  # seconds between progress lines
 PATIENCE = 120.0  # seconds after which a call into the environment counts as hanging
 ASYNC_SECONDS = 1.5  # duration of each speed measurement
-ASYNC_PATIENCE = 60.0  # seconds for one measurement, including the start of the environments
-ASYNC_GAIN = 1.2  # minimum speed-up for which async is recommended
+ASYNC_PATIENCE = 60.0  # timeout of one measurement in seconds, including environment startup
+ASYNC_GAIN = 1.2  # minimum speed-up at which async is recommended
 FLOAT32_MAX = np.finfo(np.float32).max  # training converts obs and rewards to float32
 ATARI_ENVS = 8  # default num_envs of the image scripts
 CNN = "more/ppo_cnn_linen_gymnasium.py"
@@ -81,7 +81,7 @@ class Checked(NamedTuple):
 
 # === gymnax =====================================================================================
 def check_gymnax(env: Any) -> Checked:
-    """Check an instance of an environment class."""
+    """Check an instance of a gymnax environment."""
     rule = "this is a Gymnasium environment: give the id under which it is registered"
     must(not isinstance(env, gymnasium.Env), rule)
     overrides_step = getattr(type(env), "step", None) is not Environment.step
@@ -136,18 +136,19 @@ def check_types(env: Any, params: Any, is_continuous: bool, space: Any) -> None:
             old, new = before.get(leaf), after.get(leaf)
             must(old == new, f"{name} must not change {leaf} from {old} to {new}")
         is_same = jax.tree.structure((obs, state)) == jax.tree.structure(tuple(result[:2]))
-        must(is_same, f"reset and {name} must return states of the same structure")
+        must(is_same, f"reset and {name} must return states with the same structure")
     _, _, reward, terminated, truncated, info = result
     must(getattr(reward, "shape", None) == (), f"reward must be one number, not {reward}")
     for flag in (terminated, truncated):
         is_boolean = types_of(flag) == {"obs": "bool ()"}
         must(is_boolean, "terminated and truncated must be one boolean each")
-    rule = "info must have final_observation, the observation before a restart, of the type of obs"
+    rule = "info must have final_observation, the last observation before a restart, with the "
+    rule += "shape and dtype of obs"
     must(types_of(info.get("final_observation")) == types_of(obs), rule)
 
 
 def types_of(obs: Any, state: Any = None) -> dict[str, str]:
-    """Map the path of each array to its type and shape, as in {"state.height": "float32 ()"}."""
+    """Return the type and shape of each array by its path: {"state.height": "float32 ()", ...}."""
     leaves = jax.tree.leaves_with_path({"obs": obs, "state": state})
     return {name_of(path): f"{x.dtype} {x.shape}" for path, x in leaves}
 
@@ -185,7 +186,7 @@ def check_random_play(env: Any, params: Any, space: Any) -> None:
     (state, lowest, highest), results = jax.block_until_ready(play(jax.random.PRNGKey(0)))
     seconds = (time.perf_counter() - start) / NUM_STEPS
     print(f"{microseconds(seconds)} per compiled step of {NUM_ENVS} environments.")
-    # All have the shape (NUM_STEPS, NUM_ENVS).
+    # Each array has the shape (NUM_STEPS, NUM_ENVS).
     reward, terminated, truncated, is_equal = map(np.asarray, results)
     low, high = (0, space.n - 1) if isinstance(space, Discrete) else (space.low, space.high)
     must_be_within(np.asarray(lowest), low, high)
@@ -202,7 +203,7 @@ def check_random_play(env: Any, params: Any, space: Any) -> None:
     # A new episode almost never starts with the last observation of the previous episode.
     is_end = terminated | truncated
     if is_end.any() and is_equal[is_end].all() and (lowest != highest).any():
-        found = 'obs and info["final_observation"] were equal at the end of all random episodes'
+        found = 'obs and info["final_observation"] were equal at the end of every random episode'
         print(f"{found}: step must return the first obs of the next episode as obs.")
     limit = getattr(params, "max_steps_in_episode", None)
     must_end(episodes, limit, NUM_STEPS)
@@ -216,7 +217,7 @@ def check_random_play(env: Any, params: Any, space: Any) -> None:
 
 
 def check_action_bounds_gymnax(step_all: Any, state: Any, actions: Box) -> None:
-    """Step with the lower and the upper bound of every action."""
+    """Take a step with all actions at their lower bounds, and one at their upper bounds."""
     keys = jax.random.split(jax.random.PRNGKey(2), NUM_ENVS)
     for bound in (actions.low, actions.high):
         action = jnp.broadcast_to(jnp.float32(bound), (NUM_ENVS, *actions.shape))
@@ -227,9 +228,10 @@ def check_action_bounds_gymnax(step_all: Any, state: Any, actions: Box) -> None:
 
 
 def check_time_limit(env: Any, params: Any, states: Any, limit: int) -> None:
-    """Take one step from each state twice: one that ends at the time limit, and one just before it.
+    """Step twice from each state: once to the time limit, and once to the step before it.
 
-    Everything else is equal. If every episode terminates only at the limit, time is the reason.
+    Apart from the time, both steps are equal. So if every episode terminates at the limit but not
+    before it, the environment returns the time limit as terminated.
     """
     keys = jax.random.split(jax.random.PRNGKey(1), NUM_ENVS)
     action = jax.vmap(env.action_space(params).sample)(keys)
@@ -289,9 +291,9 @@ class Watchdog:
 
 
 def check_gymnasium(env_id: str) -> Checked:
-    """Check the environment my_module:MyEnv-v0, one instance at a time."""
+    """Check a registered Gymnasium environment, such as my_module:MyEnv-v0."""
     name = env_id.rpartition(":")[2]
-    # Disable the Gymnasium wrappers, because their errors are less specific.
+    # Disable the Gymnasium wrappers, because their errors are less specific than ours.
     make: Any = partial(gymnasium.make, name, max_episode_steps=-1, disable_env_checker=True)
     watchdog = Watchdog()
     try:
@@ -321,11 +323,11 @@ def check_gymnasium(env_id: str) -> Checked:
         must_end(played.episodes, limit, STEPS)
     if played.obs_dtypes != {str(space.dtype)}:
         found = ", ".join(sorted(played.obs_dtypes - {str(space.dtype)}))
-        hint = f"return obs.astype(np.{space.dtype}), or Gymnasium warns in training"
+        hint = f"return obs.astype(np.{space.dtype}), or Gymnasium prints warnings in training"
         print(f"obs are {found}, but observation_space is {space.dtype}: {hint}.")
     fits_cnn = check_images(space)
     if fits_cnn and played.numbers[:, :-1].max() <= 1:  # the last column is the reward
-        print("All pixels are 0 or 1, but training divides them by 255: multiply them by 255.")
+        print("All pixels are 0 or 1, but training divides them by 255: return 0 and 255 instead.")
     step, reset = played.step_seconds, played.reset_seconds
     seconds = microseconds((step + reset) / played.num_steps)
     print(f"{seconds} per step; resets take {reset / (step + reset):.0%} of it.")
@@ -334,7 +336,7 @@ def check_gymnasium(env_id: str) -> Checked:
 
 
 def how_to_flatten(env: Any, env_id: str) -> str:
-    """Return advice: lines that register the environment with flat observations, if that works."""
+    """Return code that registers the environment with flat observations, or other advice."""
     try:
         flat = gymnasium.wrappers.FlattenObservation(env)
         flat.reset(seed=0)
@@ -366,7 +368,7 @@ class Played(NamedTuple):
 
     numbers: np.ndarray  # observations and rewards of the first REPEATED_STEPS steps
     obs_dtypes: set[str]
-    episodes: list[tuple[int, bool]]  # length, and whether it terminated
+    episodes: list[tuple[int, bool]]  # length, and whether the episode terminated
     num_steps: int
     step_seconds: float  # total duration of all calls to step
     reset_seconds: float  # the same for reset, except the first call, which may load files
@@ -432,7 +434,10 @@ def must_be_obs(env: Any, name: str, result: Any, values: str) -> np.ndarray:
 
 
 def check_action_bounds(env: Any, watchdog: Watchdog) -> None:
-    """Step with the lower and the upper bound of every action. Training sends both."""
+    """Take a step with all actions at their lower bounds, and one at their upper bounds.
+
+    In training, actions outside the bounds are clipped to them.
+    """
     for name in ("low", "high"):
         action = getattr(env.action_space, name).copy()
         with watchdog.watch("reset"):
@@ -447,7 +452,7 @@ def check_action_bounds(env: Any, watchdog: Watchdog) -> None:
 
 
 def check_repeatability(make: Any, played: Played, limit: int | None, watchdog: Watchdog) -> None:
-    """Check that the same seed gives the same numbers in a second instance and after a reset."""
+    """Check that a seed gives the same obs and rewards in a second instance and after a reset."""
     try:
         with watchdog.watch("the constructor"):
             env = make()
@@ -462,13 +467,13 @@ def check_repeatability(make: Any, played: Played, limit: int | None, watchdog: 
     rule = "the same seed must give the same obs and rewards: use only self.np_random"
     must(is_same(played.numbers, repeated), rule)
     if not is_same(repeated, after_reset):
-        found = "After a reset, the same seed gives other obs or rewards than in a new instance"
+        found = "After a reset, the same seed gives different obs or rewards than in a new instance"
         print(f"{found}: does reset set every variable?")
     check_independence(make, played, limit, watchdog)
 
 
 class Interleaved(gymnasium.Wrapper):
-    """Reset and step a second instance after each call, before the caller reads the results."""
+    """Wrapper that also resets or steps a second instance in each call, before it returns."""
 
     def __init__(self, env: Any, other: Any) -> None:
         super().__init__(env)
@@ -488,22 +493,22 @@ class Interleaved(gymnasium.Wrapper):
 
 
 def check_independence(make: Any, played: Played, limit: int | None, watchdog: Watchdog) -> None:
-    """Check that an instance returns the same numbers if a second one is stepped in between."""
+    """Check that stepping a second instance does not change the obs or rewards of the first."""
     try:
         with watchdog.watch("the constructor"), closing(make()) as env, closing(make()) as other:
             pair = Interleaved(env, other)
             numbers = play(pair, limit, len(played.numbers), watchdog).numbers
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        print(f"Two instances at the same time failed ({reason}): use --vectorization async.")
+        print(f"Using two instances at the same time failed ({reason}): use --vectorization async.")
         return
     rule = "instances must not share data, but stepping a second one changes the obs or rewards of "
-    rule += "the first: keep arrays, state and random numbers (self.np_random) in self"
+    rule += "the first: store arrays, state and random generators (self.np_random) in self"
     must(is_same(played.numbers, numbers), rule)
 
 
 def is_same(numbers: np.ndarray, repeated: np.ndarray) -> bool:
-    """Compare as many steps as both have, because slow environments are stopped early."""
+    """Return whether the steps that both contain are equal; slow environments stop early."""
     length = min(len(numbers), len(repeated))
     return np.array_equal(numbers[:length], repeated[:length])
 
@@ -524,7 +529,7 @@ def check_render(make: Any, modes: Any, watchdog: Watchdog) -> None:
             if env.render_mode == "rgb_array":
                 image = env.render()
             env.close()
-    except TypeError as error:  # the Gymnasium error lists the arguments of __init__
+    except TypeError as error:  # Gymnasium's message includes the arguments passed to __init__
         must("render_mode" not in str(error), rule)
         raise
     except Exception as error:  # for example from MuJoCo without a display
@@ -566,7 +571,7 @@ def image_layout(shape: tuple[int, ...]) -> tuple[int, int, str]:
 
 # === sync or async ==============================================================================
 def measure_speeds(env_id: str) -> dict[tuple[str, int], float | str]:
-    """Measure steps per second by (vectorization, num_envs); a failure is stored as its reason.
+    """Return steps per second by (vectorization, num_envs), or the reason if a measurement failed.
 
     After a failure, larger numbers of environments are skipped.
     """
@@ -584,11 +589,14 @@ def measure_speeds(env_id: str) -> dict[tuple[str, int], float | str]:
 
 
 def measure_speed(env_id: str, vectorization: str, num_envs: int) -> float | str:
-    """Run envs/speed.py in a separate process group, which is killed at the end."""
+    """Return steps per second, or the reason for a failure.
+
+    envs/speed.py runs in a separate process group, which is killed at the end.
+    """
     command = [sys.executable, str(ROOT / "envs/speed.py"), env_id, vectorization, str(num_envs)]
     command += [str(ASYNC_SECONDS)]
-    variables = os.environ | {"PYTHONSAFEPATH": "1"}  # do not import from this folder
-    # Use files rather than pipes, because a simulator that survives would keep a pipe open.
+    variables = os.environ | {"PYTHONSAFEPATH": "1"}  # do not import modules from envs/
+    # Use files rather than pipes: a simulator process that is still running keeps a pipe open.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
             command, stdout=out, stderr=err, env=variables, start_new_session=True
@@ -624,7 +632,7 @@ def recommend_vectorization(speeds: dict[tuple[str, int], float | str]) -> tuple
         return "Neither sync nor async worked here.", []
     if not many:
         return "Use sync, the default: async did not work.", []
-    # The smallest number of environments that is about as fast as the fastest.
+    # Use the smallest number of environments whose speed is close to the highest.
     num_envs = min(n for n, x in many.items() if x > 0.9 * max(many.values()))
     flags = ["--vectorization", "async", "--num-envs", str(num_envs)]
     if not sync or isinstance(speeds.get(("sync", 2)), str):
@@ -639,7 +647,7 @@ def recommend_vectorization(speeds: dict[tuple[str, int], float | str]) -> tuple
 
 # === Atari ======================================================================================
 def check_atari(env_id: str) -> None:
-    """Play random games in the threads of ale-py, as the scripts for images do."""
+    """Play random games in threads of ale-py, which the image scripts also use."""
     if importlib.util.find_spec("ale_py") is None:
         fail("Atari games need the package ale-py (GPL-2.0): pip install ale-py==0.12.1")
     importlib.import_module("ale_py")  # registers the games
@@ -679,8 +687,8 @@ def check_actions(actions: Any, discrete: type, box: type) -> bool:
 def check_episode_ends(episodes: list[tuple[int, bool]], limit: int | None, steps: int) -> None:
     """Detect a time limit that is returned as terminated.
 
-    A game may always take nine steps, so lengths alone prove nothing. But if the longest episodes
-    are as long as a known time limit, not all of them can have terminated by chance.
+    Episode lengths alone prove nothing, because a game may always take nine steps. But if all
+    episodes that reach a known time limit terminate there, this is not a coincidence.
     """
     longest = max((length for length, _ in episodes), default=0)
     terminated = [flag for length, flag in episodes if length == longest]
@@ -694,15 +702,15 @@ def check_episode_ends(episodes: list[tuple[int, bool]], limit: int | None, step
     lengths = {length for length, _ in episodes if length != limit}
     if len(lengths) >= 3 and not any(flag for _, flag in episodes):
         hint = "return truncated only for time limits"
-        print(f"No episode terminated, but some of different lengths were truncated: {hint}.")
+        print(f"No episode terminated, but episodes of different lengths were truncated: {hint}.")
     if is_suspicious and 20 * len(terminated) >= len(episodes):  # at least 5% of the episodes
         print(f"{found[:1].upper()}{found[1:]}: if that is a time limit, return it as truncated.")
 
 
 def must_end(episodes: list[tuple[int, bool]], limit: int | None, steps: int) -> None:
-    """Check that episodes end: training logs the returns of finished episodes."""
+    """Check that episodes end, because training logs only the returns of finished episodes."""
     is_longer = limit is not None and limit > steps
-    rule = f"no episode ended within {steps:,} random steps: terminate or truncate it"
+    rule = f"no episode ended within {steps:,} random steps: terminate or truncate episodes"
     must(len(episodes) > 0 or is_longer, rule)
 
 
@@ -741,7 +749,7 @@ def must(ok: bool, rule: str) -> None:
 
 
 class RuleBroken(SystemExit):
-    """End this program with an exit status."""
+    """Exit raised by fail(), as opposed to a SystemExit from the environment."""
 
 
 def fail(rule: str) -> NoReturn:
@@ -771,7 +779,7 @@ def main(env_id: str, async_test: bool = False) -> None:
         check(env_id, async_test)
     except RuleBroken:
         raise
-    except SystemExit as error:  # from the environment
+    except SystemExit as error:  # raised by the environment
         frame = traceback.extract_tb(error.__traceback__)[-1]
         fail(f"{frame.filename}:{frame.lineno} exits Python: raise an exception instead")
 
@@ -807,7 +815,7 @@ def check(env_id: str, async_test: bool) -> None:
 
 
 def recommend(env_id: str, script: list[str], flags: list[str]) -> None:
-    """Print the command that trains in this environment. script includes a preset or flags."""
+    """Print the command that trains in this environment. `script` is a path, a preset and flags."""
     name, *words = script
     path = ROOT / name
     if path.is_relative_to(Path.cwd()):
@@ -821,6 +829,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("env_id", help="my_module:MyEnv, or my_module:MyEnv-v0 for Gymnasium")
-    parser.add_argument("--no-async-test", action="store_true", help="do not compare with async")
+    parser.add_argument("--no-async-test", action="store_true", help="skip measuring async")
     args = parser.parse_args()
     main(args.env_id, async_test=not args.no_async_test)

@@ -156,7 +156,7 @@ class VecEnv:
             hint = "use more/ppo_continuous_linen.py or more/ppo_continuous_torch.py"
             fail(f"{env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = space.n
+        self.num_actions = int(space.n)
         self.obs_shape = self.env.observation_space(self.params).shape
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
@@ -612,8 +612,10 @@ class RunLog:
         self.metrics.seek(0)
         try:
             os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
-        except OSError:
+        except (BlockingIOError, PermissionError):
             fail(f"Another process is training in {self.dir}")
+        except OSError:
+            pass  # this file system has no locks
         if __name__ == "__main__" and not args.resume:
             atexit.register(self.remove_if_empty)
 
@@ -635,6 +637,7 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         lines = self.metrics.readlines()[:iteration]
+        lines = [line for line in lines if json.loads(line)["iteration"] < iteration]
         if len(lines) < iteration:
             print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
         self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
@@ -706,10 +709,10 @@ class RunLog:
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text. Ignore a broken pipe, because Ctrl-C also ends the tee of `| tee log.txt`."""
+        """Print text if possible: Ctrl-C ends tee in `| tee log.txt`, and a terminal can close."""
         try:
             print(text, flush=True)
-        except BrokenPipeError:
+        except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
@@ -732,8 +735,8 @@ class RunLog:
     def close(self) -> None:
         """Record how the run ended, and print the command that resumes or evaluates it."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
-        status = "diverged" if self.has_diverged else "completed"
-        self.update_info(status=status if is_complete else "stopped", ended=time.time())
+        status = "completed" if is_complete else "stopped"
+        self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
         self.metrics.close()
         self.tensorboard.close()
         if self.wandb:

@@ -95,7 +95,7 @@ def split(text: str) -> Iterator[tuple[str, int, str]]:
 
 
 def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the sections of all scripts as line ids, and the lines by id."""
+    """Return all scripts, with the lines of each section as ids, and a list of lines by id."""
     numbers: dict[str, int] = {}
     scripts = {}
     for name, row in SCRIPTS.items():
@@ -118,8 +118,9 @@ def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
 def add_notes(root: Path, scripts: dict[str, Any]) -> None:
     """Add the notes in notes.toml to sections.
 
-    A table applies to the scripts whose name and framework contain all words of its name. If
-    several tables apply, the one with the most words wins.
+    The name of a table consists of words, such as dqn_torch. The table applies to the scripts that
+    have all of these words in their name or as their framework. If several tables apply, the one
+    with the most words wins.
     """
     notes = tomllib.loads((root / "site/notes.toml").read_text(encoding="utf-8"))
     unused = {(name, title) for name, titles in notes.items() for title in titles}
@@ -136,7 +137,7 @@ def add_notes(root: Path, scripts: dict[str, Any]) -> None:
 
 
 def prose(text: str) -> Markup:
-    """Return a text from a project file as HTML, with <code> elements instead of backticks."""
+    """Return text from a project file as HTML, with <code> elements instead of backticks."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
@@ -218,7 +219,7 @@ def text(value: object) -> str:
 
 
 def pack(cell: Cell, link: str) -> dict[str, Any]:
-    """Return a cell as JSON data for the page, with its texts as HTML."""
+    """Return a cell as JSON data for the page, with its strings escaped for HTML."""
     first = cell.runs.iloc[0]
     modes = []
     for mode, part in cell.runs.groupby("mode", sort=False):
@@ -306,14 +307,14 @@ def templates() -> Environment:
 
 
 def digest(code: str) -> str:
-    """Return the hash of a style or script for the Content-Security-Policy."""
+    """Return the hash of a style sheet or script for the Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("report/site.html"), help="file to write")
-    parser.add_argument("--link", help="URL of the project; default: a path on this disk")
+    parser.add_argument("--link", help="URL of the project; default: the path to this checkout")
     args = parser.parse_args()
     link = args.link or os.path.relpath(ROOT, args.out.resolve().parent)
     try:

@@ -8,7 +8,7 @@ variants start from the same weights and see the same images.
 
 In each round, every variant runs once, in random order. A run is one new process: it compiles,
 trains on an epoch of four minibatches to warm up, and then times three more epochs. The slow
-variants run only in the first three rounds, and only for one epoch. Times are CPU seconds, because
+variants run only in the first three rounds, and only for one epoch. Times are CPU times, because
 other programs may use the same core. The first line of JSON records the versions and the machine;
 each further line records a run.
 """
@@ -52,7 +52,8 @@ SLOW = ("Linen, nn.Conv in lax.scan",)  # a step takes about 20 seconds
 SLOW_ROUNDS = 3
 CPU = torch.device("cpu")
 
-# A function that trains for one epoch and returns the losses (STEPS,), and its compile time in s.
+# A function that trains for one epoch and returns the losses (STEPS,), and the compile time in
+# seconds, or None if nothing is compiled.
 Prepared = tuple[Callable[[], np.ndarray], float | None]
 
 
@@ -97,7 +98,7 @@ class WholeMinibatch(linen.Agent):
 
 
 def make_state(args: Any, params: Any, shape: tuple[int, ...], agent: str) -> TrainState:
-    """Return the TrainState of the script, with its agent or with one of two variants."""
+    """Return the TrainState of the script, with its agent or one of two variants of the agent."""
     state = linen.make_agent(args, shape, True, ACTIONS, jax.random.key(1)).replace(params=params)
     if agent == "script":
         return state
@@ -125,7 +126,7 @@ def compile_in_jax(function: Callable, *inputs: Any) -> tuple[Callable, float]:
 
 
 def scan(batches, params, flags, agent: str, unroll: bool = False, **more_flags: Any) -> Prepared:
-    """Return an epoch as a compiled scan over the minibatches, and the compile time."""
+    """Return a function that runs an epoch as one compiled scan, and the compile time."""
     args = linen.Args(**flags, **more_flags)
     state = make_state(args, params, batches[0].shape[2:], agent)
     batch = linen.Batch(*map(jnp.asarray, batches))
@@ -141,7 +142,7 @@ def scan(batches, params, flags, agent: str, unroll: bool = False, **more_flags:
 
 
 def python_loop(batches, params, flags, agent: str) -> Prepared:
-    """Return an epoch as a Python loop over a compiled step, and the compile time."""
+    """Return a function that calls a compiled step in a Python loop, and the compile time."""
     args = linen.Args(**flags)
     state = make_state(args, params, batches[0].shape[2:], agent)
     minibatches = [linen.Batch(*map(jnp.asarray, x)) for x in zip(*batches, strict=True)]
@@ -203,7 +204,7 @@ def split(batches: list[np.ndarray]) -> list[eager_torch.Batch]:
 
 
 def eager(batches, params, flags, channels_last: bool = True, **more_flags: Any) -> Prepared:
-    """Return an epoch of the uncompiled PyTorch script; there is no compile time."""
+    """Return a function that runs an epoch in uncompiled PyTorch, and None for the compile time."""
     args = eager_torch.Args(**flags, **more_flags)
     shape = batches[0].shape[2:]
     agent, optimizer, scheduler = eager_torch.make_agent(args, shape, True, ACTIONS, CPU)
@@ -218,7 +219,7 @@ def eager(batches, params, flags, channels_last: bool = True, **more_flags: Any)
 
 
 def compiled(batches, params, flags, **more_flags: Any) -> Prepared:
-    """Return an epoch of the compiled PyTorch script, and the compile time."""
+    """Return a function that runs an epoch in compiled PyTorch, and the compile time."""
     args = compiled_torch.Args(**flags, **more_flags)
     agent, optimizer = compiled_torch.make_agent(args, batches[0].shape[2:], True, ACTIONS, CPU)
     agent.load_state_dict(state_dict_of(params, agent))

@@ -1,4 +1,4 @@
-"""Find a file of another repository in the user's checkout, and record its commit."""
+"""Find a file from another repository in the user's checkout, and record its commit."""
 
 import argparse
 import subprocess

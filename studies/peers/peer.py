@@ -1,4 +1,4 @@
-"""Flags and run folders of other libraries, compatible with our scripts.
+"""Command-line flags and run folders for other libraries, compatible with our scripts.
 
 Each library imports this module in a separate environment, so it needs only the standard library.
 """
@@ -63,9 +63,9 @@ def parse_args(script: str, **extra: tuple[Any, str]) -> argparse.Namespace:
     args = parser.parse_args()
     args.run_name = args.run_name or f"{args.env_id}__{script}__{args.seed}__{time.time():.0f}"
     if args.total_timesteps < BATCH_SIZE:
-        parser.error(f"--total-timesteps must be at least a batch, {BATCH_SIZE} steps")
+        parser.error(f"--total-timesteps must be at least one batch ({BATCH_SIZE} steps)")
     if Path(args.runs_dir, args.run_name).exists():
-        parser.error(f"--run-name: {args.run_name} exists in {args.runs_dir}")
+        parser.error(f"--run-name: {args.run_name} already exists in {args.runs_dir}")
     return argparse.Namespace(exp_name=script, **SETTINGS, **vars(args))
 
 
@@ -86,7 +86,8 @@ def describe(returns: Sequence[float], lengths: Sequence[float]) -> dict[str, An
 class RunLog:
     """Write metrics.jsonl during the run, like ppo_torch.py, and run.json once it is complete.
 
-    An iteration lasts from the previous write(), or from a later begin(), until write().
+    An iteration is timed from the previous write(), or from begin() if that was called later, to
+    the next write().
     """
 
     def __init__(self, args: argparse.Namespace, compile_mode: str) -> None:

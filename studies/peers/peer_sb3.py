@@ -19,7 +19,7 @@ def train(
 
     make_env creates the environment if Gymnasium does not know args.env_id.
     """
-    # Returns a DummyVecEnv, which steps the environments in sequence.
+    # make_vec_env returns a DummyVecEnv, which steps the environments in sequence.
     envs = make_vec_env(make_env or args.env_id, args.num_envs, seed=args.seed)
     make_model(envs).learn(num_iterations(args) * BATCH_SIZE, callback=Callback(log))
     log.finish()

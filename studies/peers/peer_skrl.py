@@ -1,4 +1,4 @@
-"""Environments that write the log, and settings, for skrl in JAX and in PyTorch."""
+"""Environments that write the run log, and settings, for skrl in JAX and in PyTorch."""
 
 import argparse
 from typing import Any
@@ -43,7 +43,7 @@ class Envs(RecordEpisodeStatistics):
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of PPO_CFG."""
+    """Return the arguments for PPO_CFG."""
     return {
         "rollouts": args.num_steps,
         "learning_epochs": args.update_epochs,

@@ -23,8 +23,8 @@ iteration.
 
 The unmodified file runs in this process, and its output is read line by line: an iteration lasts
 from one "SPS:" to the next, and the first also includes imports and setup. Its TensorBoard events
-are written to the run folder. CleanRL needs Gymnasium 0.29 and therefore NumPy 1. It uses the same
-PyTorch version as our scripts, not 2.4.1, which CleanRL requires.
+are written to the run folder. CleanRL needs Gymnasium 0.29 and therefore NumPy 1. It runs with the
+PyTorch version of our scripts instead of 2.4.1, which it requires.
 """
 
 import io

@@ -15,8 +15,8 @@ are not initialized orthogonally.
 
 The training run is one compiled call. The eval_callback of the library runs once per iteration
 and calls Python through jax.experimental.io_callback, as its documentation shows; an iteration
-lasts from one such call to the next. No episode is evaluated. The first iteration includes
-compilation, as in our scripts. rejax needs gymnax before version 1.0.
+lasts from one such call to the next. No evaluation episodes are played. The first iteration
+includes compilation, as in our scripts. rejax needs gymnax before version 1.0.
 """
 
 from typing import Any, NamedTuple
@@ -72,7 +72,7 @@ def main() -> None:
         log.write(charts)
 
     def eval_callback(algo, state, rng):
-        # The callback depends on the parameters, so it runs after the update.
+        # Pass the parameters to the callback, so that it runs after the update.
         params = (state.actor_ts.params, state.critic_ts.params)
         io_callback(report, None, state.env_state.ended.sum(0), params, ordered=True)
         return ()

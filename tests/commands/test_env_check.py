@@ -385,7 +385,7 @@ HINTS: list[Any] = [
         write_gymnasium,
         "metadata = {}; made = []; close = lambda self: self.made.clear(); "
         "__init__ = lambda self, **options: 1 / (not self.made) and self.made.append(1)",
-        "Two instances at the same time failed (ZeroDivisionError: division by zero): use --vec",
+        "Using two instances at the same time failed (ZeroDivisionError: division by zero): use",
     ),
     (
         write_gymnasium,
@@ -396,7 +396,7 @@ HINTS: list[Any] = [
         write_gymnasium,
         "step = lambda *x: (lambda obs, reward, end, _, info: (obs, reward, 0, end, info))"
         "(*Lander.step(*x))",
-        "No episode terminated, but some of different lengths were truncated",
+        "No episode terminated, but episodes of different lengths were truncated",
     ),
     (
         write_gymnasium,

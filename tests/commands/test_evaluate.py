@@ -443,7 +443,7 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
         ("--seed 4294967296", "--seed must be between 0 and 2**32 - 1"),
         ("--script missing.py", "--script: missing.py is not a Python file"),
         ("--num-envs 0", "--num-envs must be 1 or more"),
-        ("--num-envs 8", "(8), so that all environments play equally many: try 104"),
+        ("--num-envs 8", "(8), so that environments play the same number: try 104"),
     ],
 )
 def test_usage_errors(flags, sentence, command, monkeypatch):

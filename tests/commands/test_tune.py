@@ -598,7 +598,7 @@ def test_a_study_continues_only_with_the_same_code_and_in_one_command(project):
     code = (project / "fake.py").read_text()
     (project / "fake.py").write_text(code + "# another\n")
     changed = f"study {NAME} was started with different settings (version)"
-    sentence = f"{changed}; choose another --study\n"
+    sentence = f"{changed}; choose a different --study\n"
     assert run(project, *words)[::2] == (2, sentence)
     (project / "fake.py").write_text(code)
     with tune.locked(project / "tuned" / NAME / "study.lock", ""):

@@ -227,7 +227,7 @@ def call_library(file, tmp_path, *words):
 
 
 def run_peer(file, tmp_path, *flags):
-    """Train with the dummy library. Return the loaded run and the settings passed to the library."""
+    """Train with the dummy library. Return the loaded run and the settings the library received."""
     words = ["--runs-dir", str(tmp_path / "runs"), "--run-name", "one", "--seed", "7", *flags]
     words += ["--total-timesteps", str(3 * 8192 + 1)]
     called = call_library(file, tmp_path, *words)
