@@ -608,7 +608,7 @@ class RunLog:
             self.info = load_info(self.dir)[0]
             self.info["resumed"].append(iteration)
             if self.info.get("script_sha256") != digest:
-                print(f"{Path(__file__).name} has changed since the run started.")
+                self.show(f"{Path(__file__).name} has changed since the run started.")
         self.info |= {
             "script": Path(__file__).stem,
             "script_sha256": digest,
@@ -622,7 +622,7 @@ class RunLog:
         lines = self.metrics.readlines()[:iteration]
         lines = [line for line in lines if json.loads(line)["iteration"] < iteration]
         if len(lines) < iteration:
-            print(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
+            self.show(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
         self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
@@ -651,9 +651,9 @@ class RunLog:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
-            print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.")
-        print("Press Ctrl-C once to stop after an iteration, twice to stop at once.", flush=True)
+            self.show(f"{self.dir} has no checkpoint, so training starts over.")
+        self.show(f"Writing to {self.dir}. Compilation can slow down the first iteration.")
+        self.show("Press Ctrl-C once to stop after an iteration, twice to stop at once.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number

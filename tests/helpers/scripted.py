@@ -226,6 +226,18 @@ class FlatObs(Scripted):
         return super().observe(action).ravel()
 
 
+class Threaded(Scripted):
+    """Has a thread that ends in close(), such as a thread that reads from a simulator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closing = threading.Event()
+        threading.Thread(target=self.closing.wait).start()
+
+    def close(self) -> None:
+        self.closing.set()
+
+
 class Quits(Later):
     """Exits in the second episode, as if the process had been killed because memory ran out."""
 
@@ -235,7 +247,15 @@ class Quits(Later):
 
 KINDS = (Scripted, Rich, Constant, Sensor, ContinuousSensor, BrokenSensor, NeedsNoOptions, Parent)
 KINDS += (OnlyObs, Needs, Fails, FailsAtStart, FailsInWorker, Quits)
-KINDS += (ConnectionFails, Exits, ExitsAtStart, FailsWithTwoArguments, FloatImages, FlatObs)
+KINDS += (
+    ConnectionFails,
+    Exits,
+    ExitsAtStart,
+    FailsWithTwoArguments,
+    FloatImages,
+    FlatObs,
+    Threaded,
+)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:
         gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")

@@ -7,10 +7,11 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes  # noqa: F401  (registers the environments)
+import probes
 import pytest
 import reference
 from frameworks import make_learner
+from gymnax.environments import spaces
 from sections import stand_ins
 
 import ppo_linen
@@ -51,6 +52,16 @@ def test_shapes_and_types_never_change(env_id):
     assert flags == {"terminated", "truncated"}
     numbers = result.keys() - flags - {"next_obs"}
     assert {result[name].dtype for name in numbers} == {jnp.dtype("float32")}
+
+
+class NumpyActions(probes.Probe):
+    def action_space(self, params: Any) -> spaces.Discrete:
+        return spaces.Discrete(np.prod([3, 2]))
+
+
+def test_the_number_of_actions_can_be_written_to_run_json():
+    gymnax.register("NumpyActions-v0", NumpyActions)
+    assert type(ppo_linen.VecEnv("NumpyActions-v0", 1).num_actions) is int
 
 
 def test_environments_differ_from_each_other_and_between_seeds():

@@ -317,6 +317,13 @@ def test_a_resumed_run_that_fails_keeps_its_folder(tmp_path):
     assert info(log.dir)["resumed"] == [0]
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_threads_of_an_environment_end_with_the_run(vectorization, tmp_path):
+    process = start_training("scripted:Threaded-v0", vectorization, tmp_path, 64)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+
+
 def test_a_worker_that_dies_ends_the_run(tmp_path):
     assert "EOFError" in failed("scripted:Quits-v0", "async", tmp_path)
 

@@ -4,6 +4,7 @@ The Run log section is identical in all scripts, so one script per framework is 
 test_training.py tests that every PPO script resumes exactly.
 """
 
+import errno
 import importlib
 import io
 import json
@@ -14,11 +15,13 @@ import resource
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +133,18 @@ def test_a_second_process_in_a_run_folder_is_refused(start, tmp_path):
     assert first.poll() is None
 
 
+def test_a_closed_terminal_does_not_end_the_training(tmp_path, compiled):
+    terminal, process_side = os.openpty()
+    words = [*map(str, command("ppo_torch", "run", 50)), "--runs-dir", str(tmp_path)]
+    options: dict[str, Any] = {"stdout": process_side, "stderr": process_side}
+    process = subprocess.Popen(words, env=os.environ | compiled, start_new_session=True, **options)
+    os.close(process_side)
+    os.read(terminal, 1)
+    os.close(terminal)
+    assert process.wait(timeout=120) == 0
+    assert info(tmp_path / "run")["status"] == "completed"
+
+
 def test_a_run_does_not_fail_if_nobody_reads_its_output(start, tmp_path):
     """Ctrl-C in `python ppo_torch.py | tee log.txt` ends tee before the training."""
     process = start(*command("ppo_torch", "run", 50))
@@ -188,6 +203,16 @@ def test_a_second_signal_ends_the_process(start, tmp_path):
     assert process.returncode == -signal.SIGTERM
 
 
+def test_a_diverged_run_that_was_stopped_has_the_status_diverged(tmp_path):
+    script = importlib.import_module("ppo_torch")
+    log = script.RunLog(script.Args(runs_dir=str(tmp_path), run_name="run"), 0, [])
+    log.has_diverged = True
+    stop(log)
+    with pytest.raises(SystemExit):
+        log.close()
+    assert info(tmp_path / "run")["status"] == "diverged"
+
+
 def test_an_imported_script_sets_no_signal_handlers(tmp_path):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     train("ppo_torch", tmp_path, "run", iterations=1)
@@ -208,6 +233,23 @@ def test_resuming_reports_a_changed_script_and_missing_metrics(
     assert main("ppo_torch", "--resume", folder, "--total-timesteps", 8 * BATCH) == 0
     said = capfd.readouterr().out
     assert "ppo_torch.py has changed" in said and "metrics.jsonl has only 0 of 5" in said
+
+
+def test_missing_lines_do_not_duplicate_iterations(whole_run, tmp_path, monkeypatch):
+    folder = rewind(whole_run("ppo_torch"), tmp_path / "run")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[2:]))
+    op_by_op(monkeypatch, importlib.import_module("ppo_torch"))
+    assert main("ppo_torch", "--resume", folder) == 0
+    assert [row["iteration"] for row in rows(folder)] == [2, 3, 4]
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def lockf(*args):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "lockf", lockf)
+    assert info(train("ppo_torch", tmp_path, "run", iterations=1))["status"] == "completed"
 
 
 # === Changed arguments ==========================================================================
@@ -406,8 +448,9 @@ def test_a_full_disk_keeps_the_previous_checkpoint(name, whole_run, tmp_path, mo
             save(*args)
 
     monkeypatch.setattr(script, "save_checkpoint", fill_and_save)
-    with pytest.raises((OSError, RuntimeError)):
+    with pytest.raises((OSError, RuntimeError)) as raised:
         main(name, "--resume", folder)
+    assert "File too large" in f"{raised.value} {raised.value.__context__}"
     (folder / "checkpoint.new").unlink()
     assert_same_checkpoints(folder, run.saved / "2")
     assert (info(folder)["iteration"], info(folder)["status"]) == (2, "running")
