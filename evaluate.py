@@ -588,6 +588,9 @@ def evaluate_all(args: Args) -> None:
         groups.setdefault((i < len(runs), settings_of(run)), []).append(run)
     if others and len(groups) > 2:
         fail("--against: the runs of a group must differ only in their seed")
+    for run in runs:
+        if run.folder.resolve() in [other.folder.resolve() for other in others]:
+            fail(f"--against: {run.folder} is in both groups")
     if others and runs[0].args.env_id != others[0].args.env_id:
         env_ids = f"{runs[0].args.env_id} and {others[0].args.env_id}"
         fail(f"--against: the environments of the two groups differ: {env_ids}")

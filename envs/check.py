@@ -30,6 +30,7 @@ import argparse
 import importlib
 import importlib.util
 import math
+import random
 import re
 import shlex
 import signal
@@ -105,6 +106,7 @@ def check_gymnax(env: Any) -> Checked:
 
 def check_types(env: Any, params: Any, is_continuous: bool, space: Any) -> None:
     """Check types and shapes by tracing reset and step, without running them."""
+    generators = str(np.random.get_state()), random.getstate()
     key = jax.random.PRNGKey(0)
     result = jax.eval_shape(env.reset, key)
     must_return("reset", result, "obs, state")
@@ -145,6 +147,9 @@ def check_types(env: Any, params: Any, is_continuous: bool, space: Any) -> None:
     rule = "info must have final_observation, the last observation before a restart, with the "
     rule += "shape and dtype of obs"
     must(types_of(info.get("final_observation")) == types_of(obs), rule)
+    rule = "random numbers must come from jax.random and the key, not from np.random or random, "
+    rule += "whose numbers become constants when JAX compiles reset and step"
+    must(generators == (str(np.random.get_state()), random.getstate()), rule)
 
 
 def types_of(obs: Any, state: Any = None) -> dict[str, str]:
@@ -374,11 +379,11 @@ class Played(NamedTuple):
     reset_seconds: float  # the same for reset, except the first call, which may load files
 
 
-def play(env: Any, limit: int | None, steps: int, watchdog: Watchdog) -> Played:
-    """Take up to `steps` random steps, but stop after SECONDS."""
+def play(env: Any, limit: int | None, steps: int, watchdog: Watchdog, seed: int = 0) -> Played:
+    """Take up to `steps` random steps, but stop after SECONDS. All seeds get the same actions."""
     env.action_space.seed(0)
     with watchdog.watch("reset"):
-        result = env.reset(seed=0, options=None)
+        result = env.reset(seed=seed, options=None)
     obs = must_be_obs(env, "reset", result, "obs, info")
     obs_dtypes = {str(obs.dtype)}
     numbers, episodes = [], []
@@ -462,6 +467,7 @@ def check_repeatability(make: Any, played: Played, limit: int | None, watchdog: 
         return
     repeated = play(env, limit, len(played.numbers), watchdog).numbers
     after_reset = play(env, limit, len(played.numbers), watchdog).numbers
+    other_seed = play(env, limit, len(played.numbers), watchdog, seed=1).numbers
     with watchdog.watch("close"):
         env.close()
     rule = "the same seed must give the same obs and rewards: use only self.np_random"
@@ -469,6 +475,9 @@ def check_repeatability(make: Any, played: Played, limit: int | None, watchdog: 
     if not is_same(repeated, after_reset):
         found = "After a reset, the same seed gives different obs or rewards than in a new instance"
         print(f"{found}: does reset set every variable?")
+    if is_same(after_reset, other_seed):
+        found = "Seeds 0 and 1 gave the same obs and rewards"
+        print(f"{found}. If the environment is not deterministic, use self.np_random.")
     check_independence(make, played, limit, watchdog)
 
 

@@ -199,6 +199,7 @@ GYMNAX = {
     f"{BOX_ACTIONS}; step_env = lambda *x: breaks_at_1(*x)": "finite after action [1.], a bound",
     "render = lambda *x: np.zeros((64, 64, 3))": "(height, width, 3), not float64 (64, 64, 3)",
     "step = lambda *x, params: continues(*Lander.step(*x, params))": "no episode ended within 2,0",
+    "observe = lambda *x: obs + np.random.rand()": "numbers must come from jax.random and the key",
 }
 # The same for a Gymnasium environment.
 GYMNASIUM = {
@@ -391,6 +392,11 @@ HINTS: list[Any] = [
         write_gymnasium,
         "time = 0; step = lambda self, action: counted(self)",
         "does reset set every variable?",
+    ),
+    (
+        write_gymnasium,
+        "reset = lambda self, **options: Lander.reset(self, seed=7)",
+        "Seeds 0 and 1 gave the same obs and rewards",
     ),
     (
         write_gymnasium,
