@@ -17,7 +17,7 @@ from analysis.stats import Interval
 from analysis.tables import multiple, table_of, text, value
 
 LINEN = "Linen"
-RACES = ("one core",)
+RACES = ("one core", "two cores")
 PRECISIONS = ("", ", bfloat16")
 OURS = (LINEN, *(f"{x}{y}" for x in ("compiled PyTorch", "PyTorch") for y in PRECISIONS))
 
