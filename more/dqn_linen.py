@@ -107,8 +107,6 @@ class Args:
             raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
-        if self.learning_starts > self.num_iterations * steps:
-            raise ValueError("--learning-starts must not exceed --total-timesteps")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
         if min(self.hidden_sizes, default=1) < 1:
             raise ValueError("--hidden-sizes must be at least 1")
@@ -498,6 +496,8 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
     env = VecEnv(args.env_id, args.num_envs, *options)
+    if args.learning_starts > args.total_timesteps:
+        print("Nothing will be learned: --learning-starts exceeds --total-timesteps")
     final_epsilon = epsilon_after(args.total_timesteps, args)
     if final_epsilon != args.end_e:
         print(f"Epsilon will only reach {final_epsilon:.2f}: lower --exploration-steps")

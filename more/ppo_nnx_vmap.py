@@ -163,8 +163,8 @@ class VecEnv:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset but not from step, so rollout
-        # would compile twice. astype makes the types strong.
+        # Some environments return weakly typed arrays from reset but not from step, so every
+        # function of the state would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
         return obs, EnvState(key, inner, zeros, zeros)

@@ -26,7 +26,7 @@ from running import (
     rows,
     stop,
 )
-from sections import DQN_SCRIPTS, scripts
+from sections import DQN_SCRIPTS, SAC_SCRIPTS, scripts
 
 import dqn_linen
 
@@ -333,6 +333,27 @@ def test_a_run_that_is_too_short_for_the_final_epsilon_says_so(name, tmp_path, m
     for steps, said in ((128, True), (64, False)):
         train(name, tmp_path / str(steps), f"{flags}{steps}")
         assert ("Epsilon will only reach 0.50" in capsys.readouterr().out) == said
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", [*DQN_SCRIPTS, *SAC_SCRIPTS])
+def test_a_run_that_is_too_short_for_an_update_says_so(name, monkeypatch, capsys):
+    """Instead of creating the RunLog, train() is stopped."""
+
+    def stop_training(*args, **info):
+        raise Stopped
+
+    script = importlib.import_module(name)
+    monkeypatch.setattr(script, "RunLog", stop_training)
+    sizes: dict[str, Any] = {"num_envs": 4, "num_steps": 16, "hidden_sizes": (8,)}
+    sizes |= {"buffer_size": 128, "batch_size": 16, "total_timesteps": 64}
+    for learning_starts, said in ((65, True), (64, False)):
+        with pytest.raises(Stopped):
+            script.train(script.Args(learning_starts=learning_starts, **sizes))
+        assert ("Nothing will be learned" in capsys.readouterr().out) == said
 
 
 @EACH
