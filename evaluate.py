@@ -565,7 +565,7 @@ def main() -> None:
             raise RuntimeError("an environment or a script called sys.exit()") from stopped
         raise
     except (EOFError, ConnectionResetError) as error:
-        error.add_note("An environment process crashed or called sys.exit()")
+        error.add_note("With --vectorization async: a worker process crashed or called sys.exit()")
         raise
 
 
@@ -593,7 +593,7 @@ def evaluate_all(args: Args) -> None:
             fail(f"--against: {run.folder} is in both groups")
     if others and runs[0].args.env_id != others[0].args.env_id:
         env_ids = f"{runs[0].args.env_id} and {others[0].args.env_id}"
-        fail(f"--against: the environments of the two groups differ: {env_ids}")
+        warn(f"warning: --against compares two environments, {env_ids}")
     file = file_name(args)
     means = []
     kept = []

@@ -796,7 +796,7 @@ class RunLog:
         if args.resume:
             self.info = load_info(self.dir)[0]
             self.info["resumed"].append(iteration)
-            if self.info.get("script_sha256") != digest:
+            if self.info.get("script_sha256", digest) != digest:
                 self.show(f"{Path(__file__).name} has changed since the run started.")
         self.info |= {
             "script": Path(__file__).stem,
@@ -808,8 +808,8 @@ class RunLog:
             "versions": {name: version(name) for name in packages},
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
-        lines = self.metrics.readlines()[:iteration]
-        lines = [line for line in lines if json.loads(line)["iteration"] < iteration]
+        lines = [x for x in self.metrics.readlines()[:iteration] if x.endswith("\n")]
+        lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         if len(lines) < iteration:
             self.show(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
         self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint

@@ -203,11 +203,12 @@ class VecEnv:
         sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
+        obs = obs.astype(self.obs_dtype)
         self.step_count = 0
         self.check_finite("an observation", obs)
         self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
-        return obs.astype(self.obs_dtype)
+        return obs
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Step with action (N, action_dim), mapped from [-1, 1] to the bounds and clipped.
@@ -631,8 +632,10 @@ def train(args: Args) -> None:
             log.update_info(iteration=iteration)
             if log.stopped_by:  # stop only after saving, so that no iteration is lost
                 break
-    env.envs.close(terminate=True)  # not only at exit: Python would first wait for its threads
-    log.close()
+    try:
+        log.close()
+    finally:
+        env.envs.close(terminate=True)  # not only at exit: Python would first wait for its threads
 
 
 # === Checkpoint =================================================================================
@@ -722,7 +725,7 @@ class RunLog:
         if args.resume:
             self.info = load_info(self.dir)[0]
             self.info["resumed"].append(iteration)
-            if self.info.get("script_sha256") != digest:
+            if self.info.get("script_sha256", digest) != digest:
                 self.show(f"{Path(__file__).name} has changed since the run started.")
         self.info |= {
             "script": Path(__file__).stem,
@@ -734,8 +737,8 @@ class RunLog:
             "versions": {name: version(name) for name in packages},
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
-        lines = self.metrics.readlines()[:iteration]
-        lines = [line for line in lines if json.loads(line)["iteration"] < iteration]
+        lines = [x for x in self.metrics.readlines()[:iteration] if x.endswith("\n")]
+        lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         if len(lines) < iteration:
             self.show(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
         self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint

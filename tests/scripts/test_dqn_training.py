@@ -329,10 +329,10 @@ def test_without_exploration_steps_epsilon_is_final_once_learning_starts(
 @EACH
 def test_a_run_that_is_too_short_for_the_final_epsilon_says_so(name, tmp_path, monkeypatch, capsys):
     op_by_op(monkeypatch, importlib.import_module(name))
-    flags = "--learning-starts 0 --start-e 1 --end-e 0 --total-timesteps 64 --exploration-steps "
+    flags = "--learning-starts 0 --end-e 0.05 --total-timesteps 64 --exploration-steps "
     for steps, said in ((128, True), (64, False)):
         train(name, tmp_path / str(steps), f"{flags}{steps}")
-        assert ("Epsilon will only reach 0.50" in capsys.readouterr().out) == said
+        assert ("Epsilon will only reach 0.5" in capsys.readouterr().out) == said
 
 
 class Stopped(Exception):
