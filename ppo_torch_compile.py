@@ -211,7 +211,7 @@ class MLP(nn.Module):
         self.output = linear(sizes[-1], num_outputs, output_scale)
 
     def forward(self, obs):
-        x = obs.reshape(len(obs), -1).float()
+        x = obs.flatten(1).float()
         for layer in self.hidden:
             x = layer(x).tanh()
         return self.output(x)

@@ -165,7 +165,7 @@ class Listed(BaseModel, extra="forbid"):
     programs: dict[str, str]  # name in tables and figures -> program
     flags: str = ""  # passed to all scripts
     steps: dict[str, int] = {}  # program name -> environment steps per progress line
-    cores: str = ""  # this and all fields below have the same meaning as the flags
+    cores: str = ""  # this and the fields below are the race.py flags of the same name
     within: float = 0.03
     turns: int = 60
     seconds: float = 1.0

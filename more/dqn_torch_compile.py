@@ -275,7 +275,7 @@ class Agent(nn.Module):
         x = obs.float()
         if obs.ndim == 4:
             x = self.conv(x.permute(0, 3, 1, 2)).relu()  # PyTorch convolves (B, C, H, W)
-        x = x.reshape(len(obs), -1)
+        x = x.flatten(1)
         for layer in self.hidden:
             x = layer(x).relu()
         return self.output(x)

@@ -282,7 +282,7 @@ class Worker(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         Worker.exists = True
-        if multiprocessing.parent_process():  # false in the main process, which also creates one
+        if multiprocessing.parent_process():  # None in the main process, which creates one too
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
 
@@ -333,7 +333,7 @@ class Agent(nn.Module):
         x = obs.float()
         if obs.ndim == 4:
             x = self.conv(x.permute(0, 3, 1, 2)).relu()  # PyTorch convolves (B, C, H, W)
-        x = x.reshape(len(obs), -1)
+        x = x.flatten(1)
         for layer in self.hidden:
             x = layer(x).relu()
         return self.output(x)

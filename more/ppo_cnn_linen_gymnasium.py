@@ -15,8 +15,8 @@ Start reading at Environment:
 - convolve() makes nn.Conv fast on a CPU. On a GPU, nn.Conv is unchanged.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_linen_gymnasium.py to see what images change, or with ppo_cnn_torch_gymnasium.py to
-see PyTorch.
+Compare with ppo_linen_gymnasium.py to see what changes for images, or with
+ppo_cnn_torch_gymnasium.py to see PyTorch.
 """
 
 import argparse
@@ -320,7 +320,7 @@ class Worker(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         Worker.exists = True
-        if multiprocessing.parent_process():  # false in the main process, which also creates one
+        if multiprocessing.parent_process():  # None in the main process, which creates one too
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
 

@@ -15,8 +15,8 @@ Start reading at Environment:
 - channels_last stores images as (B, H, W, C), which makes convolutions faster.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_torch_gymnasium.py to see what images change, or with ppo_cnn_linen_gymnasium.py to
-see JAX.
+Compare with ppo_torch_gymnasium.py to see what changes for images, or with
+ppo_cnn_linen_gymnasium.py to see JAX.
 """
 
 import argparse
@@ -317,7 +317,7 @@ class Worker(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         Worker.exists = True
-        if multiprocessing.parent_process():  # false in the main process, which also creates one
+        if multiprocessing.parent_process():  # None in the main process, which creates one too
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
 

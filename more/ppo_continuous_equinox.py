@@ -222,7 +222,7 @@ class Stats(NamedTuple):
 
 
 def make_stats(obs_shape: tuple[int, ...]) -> Stats:
-    """Start with mean 0 and variance 1, so that normalize() only clips in the first rollout."""
+    """Start with mean 0 and variance 1, so that in the first rollout normalize() just clips."""
 
     def start(shape):
         return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.int32(0))

@@ -291,7 +291,7 @@ class Worker(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         Worker.exists = True
-        if multiprocessing.parent_process():  # false in the main process, which also creates one
+        if multiprocessing.parent_process():  # None in the main process, which creates one too
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
 
@@ -343,7 +343,7 @@ class Stats(NamedTuple):
 
 
 def make_stats(obs_shape: tuple[int, ...]) -> Stats:
-    """Start with mean 0 and variance 1, so that normalize() only clips in the first rollout."""
+    """Start with mean 0 and variance 1, so that in the first rollout normalize() just clips."""
 
     def start(shape):
         return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.int32(0))

@@ -252,7 +252,7 @@ class Agent(nn.Module):
 
     def encode(self, obs):
         """(B, *obs_shape) -> (B, hidden_sizes[-1]), the inputs of the GRU."""
-        return self.encoder(obs.reshape(len(obs), -1).float()).tanh()
+        return self.encoder(obs.flatten(1).float()).tanh()
 
     def get_logits(self, gru_state):
         return self.actor(gru_state)  # (..., H) -> (..., num_actions), H = gru_hidden_size

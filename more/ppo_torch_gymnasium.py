@@ -247,7 +247,7 @@ class Worker(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         Worker.exists = True
-        if multiprocessing.parent_process():  # false in the main process, which also creates one
+        if multiprocessing.parent_process():  # None in the main process, which creates one too
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
 
@@ -288,7 +288,7 @@ class MLP(nn.Module):
         self.output = linear(sizes[-1], num_outputs, output_scale)
 
     def forward(self, obs):
-        x = obs.reshape(len(obs), -1).float()
+        x = obs.flatten(1).float()
         for layer in self.hidden:
             x = layer(x).tanh()
         return self.output(x)

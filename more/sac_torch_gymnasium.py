@@ -277,7 +277,7 @@ class Worker(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         Worker.exists = True
-        if multiprocessing.parent_process():  # false in the main process, which also creates one
+        if multiprocessing.parent_process():  # None in the main process, which creates one too
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
 
@@ -336,7 +336,7 @@ class Actor(nn.Module):
         self.mlp = MLP(obs_size, hidden_sizes, 2 * action_dim)
 
     def forward(self, obs):  # (B, *obs_shape) -> mean and log_std, (B, action_dim) each
-        x = obs.reshape(len(obs), -1).float()
+        x = obs.flatten(1).float()
         mean, log_std = self.mlp(x).chunk(2, dim=-1)
         # The same bounds as in SB3 and SBX. CleanRL maps log_std to [-5, 2] with a tanh.
         return mean, log_std.clip(-20, 2)
@@ -350,7 +350,7 @@ class Critics(nn.Module):
         self.mlps = nn.ModuleList(MLP(obs_size + action_dim, hidden_sizes, 1) for _ in range(2))
 
     def forward(self, obs, action):  # (B, *obs_shape), (B, action_dim) -> (2, B)
-        x = torch.cat([obs.reshape(len(obs), -1).float(), action], dim=-1)
+        x = torch.cat([obs.flatten(1).float(), action], dim=-1)
         return torch.stack([mlp(x).squeeze(-1) for mlp in self.mlps])
 
 

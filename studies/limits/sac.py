@@ -36,7 +36,7 @@ def products(obs_dim: int, action_dim: int) -> Counter[tuple[int, int, int]]:
     # Network, and number of forward passes, weight gradients, and input gradients (for all layers
     # except the first, then for the first).
     for layers, forward, weights, inputs, inputs_first in (
-        # The actor acts on next_obs and on obs; only the actor loss has a gradient.
+        # The actor runs on next_obs and obs; only the pass on obs (actor loss) is differentiated.
         (actor, 2, 1, 1, 0),
         # Two critics, in the target, the critic loss and the actor loss. The actor loss needs the
         # gradient of the action, but no weight gradients.

@@ -33,7 +33,7 @@ def environment(project, **stand_in):
 
 
 def start(project, *flags, env=None, cwd=None, program="./benchmark.sh", **stand_in):
-    # Otherwise, benchmark.sh would ignore the signals that the tests ignore, as under nohup.
+    # Do not let benchmark.sh inherit ignored signals, such as SIGHUP if pytest runs under nohup.
     words = ["env", "--default-signal=INT,HUP", program, *flags]
     env = env or environment(project, **stand_in)
     return start_process(words, cwd or project, env, stdin=subprocess.DEVNULL)
