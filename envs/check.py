@@ -40,7 +40,7 @@ import threading
 import time
 import traceback
 from collections.abc import Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -56,7 +56,8 @@ from gymnax.environments.spaces import Box, Discrete
 ROOT = Path(__file__).resolve().parents[1]
 NUM_ENVS, NUM_STEPS = 16, 2_000  # random steps in gymnax
 STEPS, SECONDS = 5_000, 20  # limits for random play in Gymnasium; the first one reached ends it
-REPEATED_STEPS = 300  # steps that are repeated with the same seed and compared
+REPEATED_OBS = 300  # observations that are compared after a repetition with the same seed
+REPEATED_NUMBERS = 10_000_000  # limit for their total size, because images need much memory
 PROGRESS_AFTER = 2.0  # seconds between progress lines
 PATIENCE = 120.0  # seconds after which a call into the environment counts as hanging
 ASYNC_SECONDS = 1.5  # duration of each speed measurement
@@ -322,7 +323,7 @@ def check_gymnasium(env_id: str) -> Checked:
     render_modes = env.metadata.get("render_modes", ())
     with watchdog.watch("close"):
         env.close()
-    check_repeatability(make, played, limit, watchdog)
+    check_repeatability(env_id, make, played, limit, watchdog)
     check_render(make, render_modes, watchdog)
     if played.num_steps == STEPS:
         must_end(played.episodes, limit, STEPS)
@@ -331,7 +332,7 @@ def check_gymnasium(env_id: str) -> Checked:
         hint = f"return obs.astype(np.{space.dtype}), or Gymnasium prints warnings in training"
         print(f"obs are {found}, but observation_space is {space.dtype}: {hint}.")
     fits_cnn = check_images(space)
-    if fits_cnn and played.numbers[:, :-1].max() <= 1:  # the last column is the reward
+    if fits_cnn and played.numbers[:, :-1].max() == 1:  # the last column is the reward
         print("All pixels are 0 or 1, but training divides them by 255: return 0 and 255 instead.")
     step, reset = played.step_seconds, played.reset_seconds
     seconds = microseconds((step + reset) / played.num_steps)
@@ -371,7 +372,7 @@ gymnasium.register(
 class Played(NamedTuple):
     """Results of random steps."""
 
-    numbers: np.ndarray  # observations and rewards of the first REPEATED_STEPS steps
+    numbers: np.ndarray  # the first observations of reset and step, each with its reward or 0
     obs_dtypes: set[str]
     episodes: list[tuple[int, bool]]  # length, and whether the episode terminated
     num_steps: int
@@ -386,7 +387,8 @@ def play(env: Any, limit: int | None, steps: int, watchdog: Watchdog, seed: int 
         result = env.reset(seed=seed, options=None)
     obs = must_be_obs(env, "reset", result, "obs, info")
     obs_dtypes = {str(obs.dtype)}
-    numbers, episodes = [], []
+    numbers, episodes = [np.append(obs, 0)], []
+    max_rows = min(REPEATED_OBS, REPEATED_NUMBERS // numbers[0].size)
     num_steps = 0
     length = 0
     step_seconds = reset_seconds = 0.0
@@ -404,7 +406,7 @@ def play(env: Any, limit: int | None, steps: int, watchdog: Watchdog, seed: int 
         obs = must_be_obs(env, "step", result, "obs, reward, terminated, truncated, info")
         obs_dtypes.add(str(obs.dtype))
         _, reward, terminated, truncated, _ = result
-        if num_steps < REPEATED_STEPS:
+        if len(numbers) < max_rows:
             numbers.append(np.append(obs, reward))
         num_steps += 1
         length += 1
@@ -415,7 +417,9 @@ def play(env: Any, limit: int | None, steps: int, watchdog: Watchdog, seed: int 
             with watchdog.watch("reset"):
                 result = env.reset(options=None)
             reset_seconds += time.perf_counter() - before
-            must_be_obs(env, "reset", result, "obs, info")
+            obs = must_be_obs(env, "reset", result, "obs, info")
+            if len(numbers) < max_rows:
+                numbers.append(np.append(obs, 0))
     numbers = np.array(numbers, float)
     return Played(numbers, obs_dtypes, episodes, num_steps, step_seconds, reset_seconds)
 
@@ -456,7 +460,9 @@ def check_action_bounds(env: Any, watchdog: Watchdog) -> None:
         must_be_obs(env, "step", result, "obs, reward, terminated, truncated, info")
 
 
-def check_repeatability(make: Any, played: Played, limit: int | None, watchdog: Watchdog) -> None:
+def check_repeatability(
+    env_id: str, make: Any, played: Played, limit: int | None, watchdog: Watchdog
+) -> None:
     """Check that a seed gives the same obs and rewards in a second instance and after a reset."""
     try:
         with watchdog.watch("the constructor"):
@@ -478,7 +484,7 @@ def check_repeatability(make: Any, played: Played, limit: int | None, watchdog: 
     if is_same(after_reset, other_seed):
         found = "Seeds 0 and 1 gave the same obs and rewards"
         print(f"{found}. If the environment is not deterministic, use self.np_random.")
-    check_independence(make, played, limit, watchdog)
+    check_independence(env_id, make, played, limit, watchdog)
 
 
 class Interleaved(gymnasium.Wrapper):
@@ -501,18 +507,26 @@ class Interleaved(gymnasium.Wrapper):
         return result
 
 
-def check_independence(make: Any, played: Played, limit: int | None, watchdog: Watchdog) -> None:
+def check_independence(
+    env_id: str, make: Any, played: Played, limit: int | None, watchdog: Watchdog
+) -> None:
     """Check that stepping a second instance does not change the obs or rewards of the first."""
-    try:
-        with watchdog.watch("the constructor"), closing(make()) as env, closing(make()) as other:
-            pair = Interleaved(env, other)
-            numbers = play(pair, limit, len(played.numbers), watchdog).numbers
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        print(f"Using two instances at the same time failed ({reason}): use --vectorization async.")
+    # Try it in another process first: some simulators hang or crash if a process has two instances.
+    with watchdog.watch("a process with two instances"):
+        speed = measure_speed(env_id, "sync", 2)
+    if isinstance(speed, str):
+        print(f"Using two instances at the same time failed ({speed}): use --vectorization async.")
         return
+    with watchdog.watch("the constructor"):
+        env, other = make(), make()
+    pair = Interleaved(env, other)
+    numbers = play(pair, limit, len(played.numbers), watchdog).numbers
+    with watchdog.watch("close"):
+        env.close()
+        other.close()
     rule = "instances must not share data, but stepping a second one changes the obs or rewards of "
-    rule += "the first: store arrays, state and random generators (self.np_random) in self"
+    rule += "the first: store arrays, state and random generators (self.np_random) in self, or "
+    rule += "train with --vectorization async"
     must(is_same(played.numbers, numbers), rule)
 
 
@@ -682,13 +696,13 @@ def check_actions(actions: Any, discrete: type, box: type) -> bool:
     is_float = np.issubdtype(actions.dtype, np.floating)
     must(is_float, f"actions in a Box must be floats, not {actions.dtype} as in {actions}")
     low, high = np.asarray(actions.low), np.asarray(actions.high)
-    must(bool((low < high).all()), f"every action in a Box needs low < high, not {actions}")
+    must(bool((low <= high).all()), f"every action in a Box needs low <= high, not {actions}")
     remedy = "use bounds such as -1 and 1, and scale actions in step"
     is_finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
     must(is_finite, f"actions in a Box must have finite bounds, not {actions}: {remedy}")
     with np.errstate(over="ignore"):
-        low, high = low.astype(actions.dtype), high.astype(actions.dtype)
-        is_finite = bool(np.isfinite(high - low).all() and np.isfinite(low + high).all())
+        width = high.astype(actions.dtype) - low.astype(actions.dtype)
+    is_finite = bool(np.isfinite(width).all())
     must(is_finite, f"high - low overflows in the action space {actions}: {remedy}")
     return True
 
@@ -790,7 +804,8 @@ def main(env_id: str, async_test: bool = False) -> None:
         raise
     except SystemExit as error:  # raised by the environment
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        fail(f"{frame.filename}:{frame.lineno} exits Python: raise an exception instead")
+        call = f"{frame.filename}:{frame.lineno} calls sys.exit({error.code!r})"
+        fail(f"{call}: raise an exception instead")
 
 
 def check(env_id: str, async_test: bool) -> None:

@@ -179,6 +179,7 @@ GYMNAX = {
     "default_params = (0,)": "default_params.max_steps_in_episode: define both, or override is_tr",
     "action_space = lambda *x: Dict({})": "action_space must be Discrete or a Box, not Dict({})",
     "action_space = lambda *x: Box(-1, np.inf, (1,))": "must have finite bounds, not Box(",
+    "action_space = lambda *x: Box(1, -1, (1,))": "needs low <= high, not Box(low=1, hi",
     "action_space = lambda *x: Box(-3e38, 3e38, (1,))": "high - low overflows in the action space",
     "action_space = lambda *x: Box(-1, 1, (2, 2))": "actions in a Box must be vectors, not Box(lo",
     "observation_space = lambda *x: Dict({})": "must be a gymnax Box, not Dict({})",
@@ -207,7 +208,6 @@ GYMNASIUM = {
     "action_space = Discrete(2, start=1)": "actions must count from 0, not Discrete(2, st",
     "action_space = MultiDiscrete([2, 2])": "action_space must be Discrete or a Box, not MultiDis",
     "action_space = Box(-np.inf, 1, (1,))": "must have finite bounds, not Box(-inf, 1.0, (1",
-    "action_space = Box(np.float32([-9, 0]), np.float32([9, 0]))": "needs low < high, not Box([-9.",
     "action_space = Box(-9, 9, (1,), np.int8)": "in a Box must be floats, not int8 as in Box(",
     "step = lambda *x: (obs, 0.0, False, {})": "must return obs, reward, terminated, truncated, i",
     "observe = lambda *x: np.zeros(3)": "obs of reset must be float32 (2,), as observation_space",
@@ -222,11 +222,11 @@ GYMNASIUM = {
     "observation_space = Box(np.float32([-9, 0]), 9)": "outside observation_space (0.0 to 9.0)",
     "observe = lambda *x: np.float32([0, np.nan])": "finite numbers in float32, not [ 0. nan]",
     "observe = lambda *x: np.random.rand(2)": "the same seed must give the same obs and rewards",
-    "observe = lambda self: np.copyto(obs, self.height) or obs": "instances must not share data",
+    "observe = lambda self: np.copyto(obs, self.height) or obs": "self, or train with --vectorizat",
     "all = {}; height = property(lambda x: x.all[0], lambda x, y: x.all.update({0: y}))": "instanc",
-    "__init__ = lambda *x, **y: sys.exit()": " exits Python: raise an exception instead",
-    "reset = lambda *x, **y: sys.exit()": " exits Python: raise an exception instead",
-    "step = lambda *x: sys.exit()": " exits Python: raise an exception instead",
+    "__init__ = lambda *x, **y: sys.exit()": " calls sys.exit(None): raise an exception instead",
+    "reset = lambda *x, **y: sys.exit('No license')": " calls sys.exit('No license'): raise an exc",
+    "step = lambda *x: sys.exit()": " calls sys.exit(None): raise an exception instead",
     "__init__ = lambda self: None": "__init__ must take render_mode and set self.render_mode",
     "__init__ = lambda self, render_mode=None: None": "__init__ must take render_mode and set",
     "render = lambda *x: np.zeros((64, 64))": "uint8 (height, width, 3), not float64 (64, 64)",
@@ -355,6 +355,10 @@ def test_actions_at_both_bounds_are_tested(dtype, side):
 
 
 # === Hints ======================================================================================
+SAME_SEEDS = "Seeds 0 and 1 gave the same obs and rewards"
+IMAGE = "observation_space = Box(0, 255, (9, 9), np.uint8); "
+IMAGE += "observe = lambda *x: np.full((9, 9), {}, np.uint8)"
+DARK_PIXELS = "All pixels are 0 or 1, but training divides them by 255"
 HINTS: list[Any] = [
     (
         write_gymnax,
@@ -389,6 +393,12 @@ HINTS: list[Any] = [
         "Using two instances at the same time failed (ZeroDivisionError: division by zero): use",
     ),
     (
+        write_gymnasium,  # the second instance ends its process
+        "metadata = {}; made = []; close = lambda self: self.made.clear(); "
+        "__init__ = lambda self, **options: self.made and sys.exit() or self.made.append(1)",
+        "Using two instances at the same time failed (the process ended without an error message)",
+    ),
+    (
         write_gymnasium,
         "time = 0; step = lambda self, action: counted(self)",
         "does reset set every variable?",
@@ -396,7 +406,7 @@ HINTS: list[Any] = [
     (
         write_gymnasium,
         "reset = lambda self, **options: Lander.reset(self, seed=7)",
-        "Seeds 0 and 1 gave the same obs and rewards",
+        SAME_SEEDS,
     ),
     (
         write_gymnasium,
@@ -404,12 +414,7 @@ HINTS: list[Any] = [
         "(*Lander.step(*x))",
         "No episode terminated, but episodes of different lengths were truncated",
     ),
-    (
-        write_gymnasium,
-        "observation_space = Box(0, 255, (9, 9), np.uint8); "
-        "observe = lambda *x: np.ones((9, 9), np.uint8)",
-        "All pixels are 0 or 1, but training divides them by 255",
-    ),
+    (write_gymnasium, IMAGE.format(1), DARK_PIXELS),
     (
         write_gymnax,
         "step = lambda *x, params: restarts_late(*Lander.step(*x, params))",
@@ -424,6 +429,26 @@ def test_hints(write, change, sentence, capsys):
     check.main(env_id)
     output = capsys.readouterr().out
     assert sentence in output and f"{env_id}: OK. Train with:" in output
+
+
+NO_HINTS = [
+    ("step = lambda *x: (obs, 0, True, False, {})", SAME_SEEDS),  # only reset is random
+    (IMAGE.format(0), DARK_PIXELS),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), NO_HINTS)
+def test_wrong_hints(change, sentence, capsys):
+    check.main(write_gymnasium(change))
+    assert sentence not in capsys.readouterr().out
+
+
+def test_the_compared_observations_are_limited(monkeypatch):
+    """Repeating many steps with images would need gigabytes of memory."""
+    monkeypatch.setattr(check, "REPEATED_NUMBERS", 30)
+    env = gymnasium.make("lander_gymnasium:Lander-v0")
+    played = check.play(env, 100, 50, check.Watchdog())
+    assert (played.num_steps, played.numbers.size) == (50, 30)
 
 
 U8 = np.uint8
@@ -467,10 +492,16 @@ CORRECT: list[Any] = [
     (write_gymnax, "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))"),  # weakly typed arrays
     (write_gymnax, CUSTOM_STEP),
     (write_gymnax, f"action_space = lambda *x: Box(-1, 1, (1,)); {CONTINUOUS}"),
+    (write_gymnax, f"action_space = lambda *x: Box(2e38, 3e38, (1,)); {CONTINUOUS}"),
     (write_gymnasium, "step = lambda *x: (obs, 1, np.bool_(x[1]), 0, {})"),
     (
         write_gymnasium,
         "action_space = Box(-1, 1); step = lambda *x: Lander.step(x[0], x[1][0] > 0)",
+    ),
+    (  # the bounds of the second action are equal
+        write_gymnasium,
+        "action_space = Box(np.float32([-1, 0]), np.float32([1, 0])); "
+        "step = lambda *x: Lander.step(x[0], x[1][0] > 0)",
     ),
 ]
 
