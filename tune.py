@@ -29,7 +29,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -137,6 +137,9 @@ HEARTBEAT = 60  # seconds between heartbeats
 SILENCE = 600  # seconds without a heartbeat after which a trial counts as interrupted
 STEPS = 90  # progress reports per trial; Hyperband prunes after a ninth and a third of them
 GRACE = 60  # seconds from SIGTERM, which makes a script save a checkpoint, to SIGKILL
+# Errors of the continuous Gymnasium scripts and of evaluate.py if an agent cannot act. The error
+# about NaN in an observation or a reward is different, because the environment causes it.
+NAN_ACTIONS = ("an action is NaN or infinite", "returned NaN or infinite actions")
 
 
 class TrialError(Exception):
@@ -145,6 +148,10 @@ class TrialError(Exception):
 
 class Refused(TrialError):
     """Raised if a script rejects its command line."""
+
+
+class CannotAct(TrialError):
+    """Raised if the actions of an agent are NaN or infinite, because its training diverged."""
 
 
 class Stopped(Exception):
@@ -373,24 +380,31 @@ def run(
     if status in (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT):
         raise Stopped
     if status != 0:
-        text = log.read_text(errors="replace")
-        said = sentence_of(text)
+        output = log.read_text(errors="replace")
+        said = sentence_of(output)
         if status == 1:  # uncaught exception; otherwise a traceback may be only a warning
-            said = exception_of(text) or said
+            said = exception_of(output) or said
         kind = Refused if status == 2 else TrialError
+        if status == 1 and any(text in said for text in NAN_ACTIONS):
+            kind = CannotAct
         raise kind(f"{Path(words[0]).name} ended with status {status}: {said}")
     log.unlink()
 
 
-def status_of(run: Path) -> str:
-    """Return the status in run.json, or "" if there is none."""
+def info_of(run: Path) -> dict[str, Any]:
+    """Return the contents of run.json, or {} if there is none."""
     path = run / "run.json"
-    return json.loads(path.read_text(encoding="utf-8"))["status"] if path.exists() else ""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def is_complete(run: Path) -> bool:
     """Return whether a run reached its last iteration. Such a run cannot be resumed."""
-    return status_of(run) in ("completed", "diverged")
+    info = info_of(run)
+    if info.get("status") == "diverged":  # a signal may have stopped it before its last iteration
+        args = info["args"]
+        steps_per_iteration = args["num_envs"] * args["num_steps"]
+        return info["iteration"] >= args["total_timesteps"] // steps_per_iteration
+    return info.get("status") == "completed"
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -646,16 +660,22 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
             folder = command.trials / "fresh" / f"{name}-seed-{seed}"
             trainings.append((folder, settings, seed))
     folders = [folder for folder, *_ in trainings]
+    failed: list[Path] = []  # runs that could not continue because their actions were NaN
 
     def train_one(training: tuple[Path, dict, int]) -> None:
-        train(command, *training, watch)
+        try:
+            train(command, *training, watch)
+        except CannotAct as error:
+            print(f"{training[0].name}: {error}")
+            failed.append(training[0])
 
     with ThreadPoolExecutor(command.args.workers) as pool:
         for i, _ in enumerate(pool.map(train_one, trainings)):
             print(f"{i + 1}/{len(folders)} runs with held-out seeds", flush=True)
-    returns = held_out_returns(command, folders, watch)
+    returns = held_out_returns(command, folders, failed, watch)
     of_best, of_defaults = returns[num_seeds:], returns[:num_seeds]
     words = ["python", str(command.args.script), *command.words, *words_of(best.params)]
+    infos = [info_of(folder) for folder in folders]
     found = {
         "best_trial": best.number,
         "best_settings": best.params,
@@ -667,27 +687,35 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
         "defaults": summary(of_defaults),
         "best_minus_defaults": summary(differences(of_best, of_defaults)),
         "command": shlex.join(words),
-        "versions": json.loads((folders[0] / "run.json").read_text(encoding="utf-8"))["versions"],
+        # A run that fails in its first iteration leaves no run.json.
+        "versions": next((info["versions"] for info in infos if info), {}),
     }
     return found | command.study.user_attrs["begun"]
 
 
-def held_out_returns(command: Command, folders: list[Path], watch: Callable) -> list[float]:
-    """Return the mean return of each agent; minus infinity if it diverged and cannot act."""
-    diverged = [folder for folder in folders if status_of(folder) == "diverged"]
-    others = [folder for folder in folders if folder not in diverged]
-    values = evaluate(command, others, HELD_OUT_EPISODES, watch)
-    returns = dict(zip(others, values, strict=True))
-    for folder in diverged:
-        try:
-            returns[folder] = evaluate(command, [folder], HELD_OUT_EPISODES, watch)[0]
-        except Refused:
-            raise
-        except TrialError as error:  # for example because the actions are NaN
-            print(f"{folder.name}: {error}")
-            returns[folder] = -np.inf
-        print(f"{folder.name}: training diverged; the return is {returns[folder]:.4g}")
+def held_out_returns(
+    command: Command, folders: list[Path], failed: list[Path], watch: Callable
+) -> list[float]:
+    """Return the mean return of each agent; minus infinity if its run failed or it cannot act."""
+    able = [folder for folder in folders if folder not in failed]
+    try:
+        values = evaluate(command, able, HELD_OUT_EPISODES, watch)
+    except CannotAct:  # evaluate.py ends at the first agent that cannot act
+        values = [held_out_return(command, folder, watch) for folder in able]
+    returns = dict.fromkeys(failed, -np.inf) | dict(zip(able, values, strict=True))
+    for folder in folders:
+        if returns[folder] == -np.inf or info_of(folder)["status"] == "diverged":
+            print(f"{folder.name}: training diverged; the return is {returns[folder]:.4g}")
     return [returns[folder] for folder in folders]
+
+
+def held_out_return(command: Command, folder: Path, watch: Callable) -> float:
+    """Return the mean return of an agent; minus infinity if it cannot act."""
+    try:
+        return evaluate(command, [folder], HELD_OUT_EPISODES, watch)[0]
+    except CannotAct as error:
+        print(f"{folder.name}: {error}")
+        return -np.inf
 
 
 def differences(of_best: list[float], of_defaults: list[float]) -> list[float]:
@@ -715,6 +743,12 @@ def summary(returns: list[float]) -> dict[str, Any]:
     return found | {"returns": returns, "text": text.replace("None", "(no interval)")}
 
 
+def to_json(result: dict[str, Any]) -> str:
+    """Return the result as JSON, which has no NaN and no infinity: these become null."""
+    finite = json.loads(json.dumps(result), parse_constant=lambda _: None)
+    return json.dumps(finite, indent=2)
+
+
 def finish(command: Command) -> None:
     """Once all trials have ended, evaluate the best one with held-out seeds; draw the figures."""
     if command.stop.is_set():
@@ -727,7 +761,7 @@ def finish(command: Command) -> None:
     if best is None:
         raise TrialError("no trial is complete; trials.csv lists the reasons")
     result = verdict(command, best)
-    (command.folder / "best.json").write_text(json.dumps(result, indent=2))
+    (command.folder / "best.json").write_text(to_json(result))
     seeds = command.args.fresh_seeds
     print(f"Greedy return with {seeds} held-out seeds, interquartile mean [95% interval]:")
     print(f"  defaults: {result['defaults']['text']}")
@@ -808,7 +842,9 @@ def log_verdict(mlflow: Any, folder: Path, result: dict[str, Any]) -> None:
     for path in folder.iterdir():
         if path.suffix in (".json", ".csv", ".html", ".js"):
             mlflow.log_artifact(path)
-    mlflow.log_artifacts(folder / result["best_runs"][0], "best")
+    agents = [folder / run for run in result["best_runs"] if checkpoints(folder / run)]
+    if agents:  # a run that failed because it diverged has no checkpoint
+        mlflow.log_artifacts(agents[0], "best")
 
 
 # === Command ====================================================================================
@@ -846,9 +882,11 @@ def tune(command: Command) -> None:
     requeue(command)
     with ThreadPoolExecutor(command.args.workers) as pool:
         workers = [pool.submit(work, command) for _ in range(command.args.workers)]
-        # The first worker that fails stops the others, so raise its exception.
-        for worker in as_completed(workers):
-            worker.result()
+    # A worker that fails stops the others, so any exception other than Stopped is the reason.
+    errors = [error for worker in workers if (error := worker.exception())]
+    errors.sort(key=lambda error: isinstance(error, Stopped))
+    if errors:
+        raise errors[0]
     finish(command)
 
 

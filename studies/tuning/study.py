@@ -47,9 +47,10 @@ def verdicts(folder: Path) -> pd.DataFrame:
             low, high = fresh["interval"] or (np.nan, np.nan)
             row = {"study": path.parent.name, "name": name, "claim": claimed}
             row |= {"iqm_estimate": fresh["iqm"], "iqm_low": low, "iqm_high": high}
-            mean = stats.mean(np.array(fresh["returns"]))
+            returns = np.array(fresh["returns"], float)  # null becomes NaN: the agent diverged
+            mean = stats.mean(returns)
             row |= {f"mean_{end}": x for end, x in mean._asdict().items()}
-            rows.append(row | {"returns": sorted(fresh["returns"])})
+            rows.append(row | {"returns": np.sort(returns)})
     return pd.DataFrame(rows)
 
 

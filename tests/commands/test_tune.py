@@ -25,8 +25,17 @@ import psutil
 import pytest
 from conftest import ROOT, wait_for
 from scipy import stats
-from sections import CONTINUOUS_SCRIPTS, PPO_SCRIPTS, ROWS, SAC_SCRIPTS, path_of
+from sections import (
+    CONTINUOUS_IN_GYMNASIUM,
+    CONTINUOUS_SCRIPTS,
+    PPO_SCRIPTS,
+    ROWS,
+    SAC_SCRIPTS,
+    path_of,
+)
 from tune_script import Args, greedy, luck, recent
+
+from studies.tuning import study as tuning
 
 optuna = pytest.importorskip("optuna")
 tune = pytest.importorskip("tune")
@@ -189,28 +198,118 @@ def test_summary():
     assert tune.summary([2.0] * 12)["interval"] is None  # not an interval of width 0
 
 
+def write_info(folder, status, iteration=10):
+    """Write the run.json of a run with ten iterations."""
+    folder.mkdir(exist_ok=True)
+    args = {"total_timesteps": 1050, "num_envs": 4, "num_steps": 25}
+    info = {"status": status, "iteration": iteration, "args": args, "versions": {}}
+    (folder / "run.json").write_text(json.dumps(info))
+
+
 def test_exactly_the_runs_at_their_last_iteration_are_complete(tmp_path):
-    """The scripts refuse to resume a diverged run at its last iteration."""
+    """The scripts refuse to resume such a run, but they resume a diverged run that was stopped."""
     assert not tune.is_complete(tmp_path)
-    ends = {"running": False, "stopped": False, "completed": True, "diverged": True}
-    for status, is_complete in ends.items():
-        (tmp_path / "run.json").write_text(json.dumps({"status": status}))
-        assert tune.is_complete(tmp_path) == is_complete
+    ends = [("running", 9, False), ("stopped", 9, False), ("completed", 10, True)]
+    ends += [("diverged", 9, False), ("diverged", 10, True)]
+    for status, iteration, is_complete in ends:
+        write_info(tmp_path, status, iteration)
+        assert tune.is_complete(tmp_path) == is_complete, (status, iteration)
 
 
-def test_a_diverged_agent_that_cannot_act_counts_as_minus_infinity(tmp_path, monkeypatch):
-    def evaluate(command, folders, *_):
-        if tmp_path / "unable" in folders:
-            raise tune.TrialError("the actions are NaN")
-        return [9.0] * len(folders)
+def evaluate_mock(command, folders, *_):
+    """Return 9 for each agent, or raise CannotAct if one of the runs is named "unable"."""
+    if "unable" in [folder.name for folder in folders]:
+        raise tune.CannotAct("the actions are NaN")
+    return [9.0] * len(folders)
 
-    ends = {"a": "completed", "unable": "diverged", "able": "diverged", "b": "completed"}
+
+def test_only_an_agent_that_cannot_act_counts_as_minus_infinity(tmp_path, monkeypatch):
+    ends = {"a": "completed", "unable": "diverged", "able": "diverged", "failed": "running"}
     for name, status in ends.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(json.dumps({"status": status}))
-    monkeypatch.setattr(tune, "evaluate", evaluate)
-    returns = tune.held_out_returns(Mock(), [tmp_path / name for name in ends], Mock())
-    assert returns == [9, -np.inf, 9, 9]
+        write_info(tmp_path / name, status)
+    monkeypatch.setattr(tune, "evaluate", evaluate_mock)
+    folders = [tmp_path / name for name in ends]
+    returns = tune.held_out_returns(Mock(), folders, [tmp_path / "failed"], Mock())
+    assert returns == [9, -np.inf, 9, -np.inf]
+
+
+def test_other_errors_of_an_evaluation_are_raised(tmp_path, monkeypatch):
+    """The evaluation of a diverged agent can also reach the timeout, or run out of memory."""
+    error = tune.TrialError("not finished after 3 s")
+    monkeypatch.setattr(tune, "evaluate", Mock(side_effect=error))
+    with pytest.raises(tune.TrialError, match="not finished"):
+        tune.held_out_return(Mock(), tmp_path, Mock())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_held_out_run_that_fails_with_nan_actions_does_not_end_the_verdict(tmp_path, monkeypatch):
+    """The failed run was the first one, and left no run folder."""
+
+    def train(command, folder, settings, seed, watch):
+        if folder.name == "defaults-seed-1001":
+            raise tune.CannotAct("an action is NaN")
+        write_info(folder, "completed")
+
+    command = new_command(tmp_path)
+    command.args.fresh_seeds = 2
+    (command.trials / "fresh").mkdir()
+    command.study.tell(command.study.ask(command.space), 1.0)
+    monkeypatch.setattr(tune, "train", train)
+    monkeypatch.setattr(tune, "evaluate", evaluate_mock)
+    result = tune.verdict(command, tune.best_of(command.study))
+    assert result["defaults"]["returns"] == [-np.inf, 9]
+    assert result["best"]["returns"] == [9, 9]
+
+
+@pytest.mark.parametrize(
+    "kind, text",
+    [
+        ("CannotAct", "FloatingPointError: an action is NaN or infinite, so training has diverged"),
+        ("CannotAct", "runs/a: the policy returned NaN or infinite actions; training may have"),
+        ("TrialError", "FloatingPointError: environment 0 returned a reward with NaN or inf in"),
+        ("TrialError", "MemoryError: out of memory"),
+    ],
+)
+def test_nan_actions_differ_from_other_errors(tmp_path, kind, text):
+    """NaN in a reward or an observation is a fault of the environment."""
+    code = f"import sys; print('Diverged: NaN or infinite losses.'); sys.exit({text!r})"
+    with pytest.raises(tune.TrialError) as error:
+        tune.run(new_command(tmp_path), ["-c", code], tmp_path / "log", Mock())
+    assert error.type is getattr(tune, kind)
+
+
+def test_tune_py_recognizes_the_errors_about_nan_actions():
+    """These are the programs that check the actions."""
+    scripts = [*CONTINUOUS_IN_GYMNASIUM, *(name for name in SAC_SCRIPTS if "gymnasium" in name)]
+    for path in [ROOT / "evaluate.py", *map(path_of, scripts)]:
+        assert any(text in path.read_text() for text in tune.NAN_ACTIONS), path
+
+
+def test_best_json_has_null_instead_of_nan_and_infinity():
+    text = tune.to_json({"best": {"returns": [-np.inf, 1.5], "iqm": np.nan}, "best_trial": 3})
+    found = json.loads(text, parse_constant=pytest.fail)
+    assert found == {"best": {"returns": [None, 1.5], "iqm": None}, "best_trial": 3}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_study_of_tuning_reads_the_verdict_on_a_diverged_agent(tmp_path):
+    part = tune.summary([5.0, -np.inf, 6.0, 7.0])
+    result = {"defaults": part, "best": part, "best_minus_defaults": part, "best_trial": 3}
+    result |= {"default_value_in_study": 5.0, "value_in_study": 6.0}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/best.json").write_text(tune.to_json(result))
+    row = tuning.verdicts(tmp_path).iloc[0]
+    assert row["iqm_estimate"] == 5.5 and np.isnan(row["mean_estimate"])
+
+
+def test_mlflow_receives_an_agent_that_has_a_checkpoint(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/checkpoint.msgpack").touch()
+    part = {"iqm": 1.0}
+    result = {"best": part, "defaults": part, "best_minus_defaults": part, "best_settings": {}}
+    mlflow = Mock()
+    tune.log_verdict(mlflow, tmp_path, result | {"best_runs": ["a", "b"]})
+    mlflow.log_artifacts.assert_called_once_with(tmp_path / "b", "best")
 
 
 def test_differences_of_diverged_agents():
@@ -505,7 +604,7 @@ def test_another_process_may_end_a_trial_before_it_fails(tmp_path, monkeypatch):
 
 
 def test_the_error_of_any_worker_is_reported(tmp_path, monkeypatch):
-    """The first worker is stopped because the second one failed."""
+    """The second worker failed. The first one was stopped for this reason, and ended before it."""
     command = new_command(tmp_path)
     command.args.workers = 2
     second = iter((False, True))
@@ -513,9 +612,9 @@ def test_the_error_of_any_worker_is_reported(tmp_path, monkeypatch):
     def work(_):
         if next(second):
             command.stop.set()
+            time.sleep(0.1)
             raise OSError("disk full")
         command.stop.wait()
-        time.sleep(0.1)
         raise tune.Stopped
 
     monkeypatch.setattr(tune, "work", work)
