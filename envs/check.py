@@ -98,10 +98,11 @@ def check_gymnax(env: Any) -> Checked:
     is_continuous = check_actions(actions, Discrete, Box)
     space = env.observation_space(params)
     must(hasattr(space, "shape"), f"observation_space must be a gymnax Box, not {space}")
+    must_have_axes(space, Box)
     check_types(env, params, is_continuous, space)
     check_random_play(env, params, space)
     if isinstance(space, Discrete):
-        print("Observations are integers. One-hot vectors usually work better: see jax.nn.one_hot.")
+        print("The PyTorch scripts need vectors, not integers: convert obs with jax.nn.one_hot.")
     return Checked(is_continuous, actions.shape, space.shape)
 
 
@@ -316,6 +317,7 @@ def check_gymnasium(env_id: str) -> Checked:
     space = env.observation_space
     if not isinstance(space, gymnasium.spaces.Box):
         fail(f"observation_space must be a Box, not {space}{how_to_flatten(env, env_id)}")
+    must_have_axes(space, gymnasium.spaces.Box)
     limit = gymnasium.spec(name).max_episode_steps
     played = play(env, limit, STEPS, watchdog)
     if is_continuous:
@@ -422,6 +424,12 @@ def play(env: Any, limit: int | None, steps: int, watchdog: Watchdog, seed: int 
                 numbers.append(np.append(obs, 0))
     numbers = np.array(numbers, float)
     return Played(numbers, obs_dtypes, episodes, num_steps, step_seconds, reset_seconds)
+
+
+def must_have_axes(space: Any, box: type) -> None:
+    """Check that a Box is not a single number, because the networks need at least one axis."""
+    is_number = isinstance(space, box) and space.shape == ()
+    must(not is_number, "obs must have at least one axis: use the shape (1,), not ()")
 
 
 def must_be_obs(env: Any, name: str, result: Any, values: str) -> np.ndarray:
