@@ -32,6 +32,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -294,6 +295,7 @@ class Worker(gymnasium.Wrapper):
         if multiprocessing.parent_process():  # None in the main process, which creates one too
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
+            threading.Thread(target=end_with_parent, daemon=True).start()
 
     def reset(self, **options: Any) -> tuple:
         return self.call(self.env.reset, **options)
@@ -315,6 +317,14 @@ class Worker(gymnasium.Wrapper):
         except (KeyboardInterrupt, Exception) as error:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
         return obs, *results
+
+
+def end_with_parent() -> None:
+    """End a worker whose environment hangs, if the main process was killed."""
+    parent: Any = multiprocessing.parent_process()
+    parent.join()
+    time.sleep(5)  # an environment that does not hang has time to close
+    os._exit(1)
 
 
 def terminate_workers() -> None:

@@ -226,6 +226,11 @@ class FlatObs(Scripted):
         return super().observe(action).ravel()
 
 
+class Hangs(Later):
+    def fail(self) -> None:
+        time.sleep(300)
+
+
 class Threaded(Scripted):
     """Has a thread that ends in close(), such as a thread that reads from a simulator."""
 
@@ -246,16 +251,8 @@ class Quits(Later):
 
 
 KINDS = (Scripted, Rich, Constant, Sensor, ContinuousSensor, BrokenSensor, NeedsNoOptions, Parent)
-KINDS += (OnlyObs, Needs, Fails, FailsAtStart, FailsInWorker, Quits)
-KINDS += (
-    ConnectionFails,
-    Exits,
-    ExitsAtStart,
-    FailsWithTwoArguments,
-    FloatImages,
-    FlatObs,
-    Threaded,
-)
+KINDS += (OnlyObs, Needs, Fails, FailsAtStart, FailsInWorker, Quits, ConnectionFails, Exits)
+KINDS += (ExitsAtStart, FailsWithTwoArguments, FloatImages, FlatObs, Threaded, Hangs)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:
         gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")

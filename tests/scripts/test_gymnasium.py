@@ -272,6 +272,16 @@ def test_processes_started_by_an_environment_end_with_the_run(number, tmp_path):
     assert not still_running(started)
 
 
+def test_workers_whose_environment_hangs_end_if_the_run_is_killed(tmp_path):
+    process = start_training("scripted:Hangs-v0", "async", tmp_path, 640)
+    assert "Writing to" in process.stdout.readline()  # the environments hang in the first iteration
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 2
+    process.kill()
+    process.communicate()
+    assert not still_running(started)
+
+
 def failed(env_id, vectorization, tmp_path):
     """Start a training that fails. Return the last three lines of stderr."""
     process = start_training(env_id, vectorization, tmp_path, 640)
