@@ -228,6 +228,7 @@ class FlatObs(Scripted):
 
 class Hangs(Later):
     def fail(self) -> None:
+        print("hanging", flush=True)
         time.sleep(300)
 
 

@@ -274,11 +274,12 @@ def test_processes_started_by_an_environment_end_with_the_run(number, tmp_path):
 
 def test_workers_whose_environment_hangs_end_if_the_run_is_killed(tmp_path):
     process = start_training("scripted:Hangs-v0", "async", tmp_path, 640)
-    assert "Writing to" in process.stdout.readline()  # the environments hang in the first iteration
+    while "hanging" not in process.stdout.readline():
+        assert process.poll() is None
     started = psutil.Process(process.pid).children(recursive=True)
     assert len(started) >= 2
     process.kill()
-    process.communicate()
+    process.communicate(timeout=60)  # returns when all processes have closed the pipes
     assert not still_running(started)
 
 
