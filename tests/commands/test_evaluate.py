@@ -201,6 +201,25 @@ def test_one_warning_for_each_script_that_has_changed(copied_run, command, tmp_p
 
 
 # === Episodes ===================================================================================
+@pytest.mark.parametrize(
+    ("trained_with", "episodes", "expected"), [(1, 100, 1), (4, 100, 4), (8, 4, 4), (8, 6, 6)]
+)
+def test_async_uses_at_most_as_many_environments_as_training(trained_with, episodes, expected):
+    run: Any = SimpleNamespace(args=SimpleNamespace(num_envs=trained_with, vectorization="async"))
+    args = evaluate.fill_in(run, evaluate.Args(runs=("some",), episodes=episodes))
+    assert args.num_envs == expected
+
+
+def test_a_resumed_run_belongs_to_the_group_of_its_seeds():
+    """Only arguments that affect the result define a group."""
+    script = SimpleNamespace(__file__="ppo.py")
+    runs: list[Any] = [
+        SimpleNamespace(script=script, iteration=3, args=SimpleNamespace(gamma=0.9, **others))
+        for others in ({"seed": 1, "resume": ""}, {"seed": 2, "resume": "runs/second"})
+    ]
+    assert evaluate.settings_of(runs[0]) == evaluate.settings_of(runs[1])
+
+
 def test_actions_are_mapped_to_the_unit_range():
     """Bounds may be equal, or so far apart that their distance is infinite in float32."""
     widest = np.finfo(np.float32).max
@@ -495,6 +514,8 @@ def test_a_folder_that_cannot_be_written(copied_run, command, tmp_path):
     assert status == 0 and out.count("  return ") == 2
     assert err == f"Could not write {copied_run}/evaluation.json (Is a directory)\n"
     assert gif.exists() and (other / "evaluation.json").exists()
+    _, out, _ = command(copied_run, "--episodes", 2)
+    assert "Wrote" not in out
 
 
 def test_start_through_a_symlink(tmp_path):

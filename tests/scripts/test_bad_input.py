@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import fields
 
 import pytest
-from running import content, main, parse
+from running import change, content, main, parse
 from sections import ALL_SCRIPTS, CONTINUOUS_SCRIPTS, ROWS, but, function, group_of
 
 import ppo_torch
@@ -114,6 +114,16 @@ def test_existing_folders_do_not_change(flags, sentence, whole_run, tmp_path, mo
     output, errors = capfd.readouterr()
     assert output == "" and sentence in errors and errors.count("\n") == 1
     assert content(tmp_path) == before
+
+
+def test_a_diverged_run_at_its_end_is_complete(whole_run, tmp_path, capfd):
+    """Otherwise, resuming it would train nothing and change its status to completed."""
+    folder = shutil.copytree(whole_run("ppo_torch").folder, tmp_path / "run")
+    change(folder, status="diverged")
+    before = content(folder)
+    assert main("ppo_torch", "--resume", folder) == 2
+    assert "The run is complete" in capfd.readouterr().err
+    assert content(folder) == before
 
 
 def test_a_run_without_its_checkpoint_is_refused(whole_run, tmp_path, capfd):

@@ -331,8 +331,10 @@ def test_a_run_that_is_too_short_for_the_final_epsilon_says_so(name, tmp_path, m
     op_by_op(monkeypatch, importlib.import_module(name))
     flags = "--learning-starts 0 --end-e 0.05 --total-timesteps 64 --exploration-steps "
     for steps, said in ((128, True), (64, False)):
-        train(name, tmp_path / str(steps), f"{flags}{steps}")
+        (row,) = train(name, tmp_path / str(steps), f"{flags}{steps}")
         assert ("Epsilon will only reach 0.5" in capsys.readouterr().out) == said
+        # The last step in four environments begins after 60 environment steps.
+        assert row["charts/epsilon"] == pytest.approx(1 - 0.95 * 60 / steps)
 
 
 class Stopped(Exception):
