@@ -433,6 +433,14 @@ def test_hints(write, change, sentence, capsys):
     assert sentence in output and f"{env_id}: OK. Train with:" in output
 
 
+def test_an_environment_that_is_too_slow_to_end_an_episode_is_accepted(monkeypatch, capsys):
+    """The limit of SECONDS stops the random steps, so they cannot show whether episodes end."""
+    monkeypatch.setattr(check, "SECONDS", 0.01)
+    env_id = write_endless("step = lambda *x: (obs, 0, False, False, {})")
+    check.main(env_id)
+    assert f"{env_id}: OK. Train with:" in capsys.readouterr().out
+
+
 NO_HINTS = [
     ("step = lambda *x: (obs, 0, True, False, {})", SAME_SEEDS),  # only reset is random
     (IMAGE.format(0), DARK_PIXELS),
