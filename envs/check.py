@@ -8,9 +8,9 @@ The check compares types and shapes with the spaces of the environment, and then
 random steps. Random actions do not reach every state, so mistakes may remain undetected. For a
 Gymnasium environment it also measures whether --vectorization async is faster than sync.
 
-If the environment breaks a rule or a package is missing, the check prints one sentence and exits
-with status 2. If there are only hints, the status is 0. An exception in your code ends the check
-with its traceback.
+If a check fails or a package is missing, the script prints a one-line error and exits with status
+2. If there are only hints, the status is 0. An exception in your code ends the check with a
+traceback.
 """
 
 import os

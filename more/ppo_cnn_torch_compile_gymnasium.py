@@ -314,12 +314,12 @@ class DropInfo(gymnasium.Wrapper):
 class Worker(gymnasium.Wrapper):
     """Handle signals and errors of an environment in its worker process (async)."""
 
-    exists = False  # whether this process has created one
+    exists = False  # whether this process has created a Worker
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         Worker.exists = True
-        if multiprocessing.parent_process():  # None in the main process, which creates one too
+        if multiprocessing.parent_process():  # None in the main process
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
             threading.Thread(target=end_with_parent, daemon=True).start()
@@ -350,7 +350,7 @@ def end_with_parent() -> None:
     """End a worker whose environment hangs, if the main process was killed."""
     parent: Any = multiprocessing.parent_process()
     parent.join()
-    time.sleep(5)  # an environment that does not hang has time to close
+    time.sleep(5)  # give the environment time to close normally
     os._exit(1)
 
 
