@@ -28,7 +28,7 @@ from made_up import (
 from sections import ROWS
 
 from analysis import schema
-from analysis.runs import load, save
+from analysis.runs import count_once, load, read, save
 from analysis.schema import ITERATIONS, RUNS, SourceError
 
 HOSTILE = "<script>\ud800\x1b[31m\r\n\0\u202e../../x|$^_`" + "x" * 100_000
@@ -278,6 +278,15 @@ def test_the_latest_complete_run_among_duplicates_counts(tmp_path):
     assert len(data.runs) == 3
     reason = f"repeated as a/{new.name}, which is used"
     assert data.left_out == {f"b/{old.name}": reason, f"c/{stopped.name}": reason}
+
+
+def test_a_dated_run_is_preferred_to_one_without_a_date(tmp_path):
+    for name in "abc":
+        write_plain(tmp_path / name)
+    data = read(tmp_path, None)
+    runs = data.runs.assign(started=[None, "2026-01-01T00:00:00+00:00", None])
+    [kept] = count_once(data._replace(runs=runs)).runs["run"]
+    assert kept == runs["run"][1]
 
 
 def write_program(folder, seed, started):

@@ -178,6 +178,10 @@ def test_a_study(project):
     evaluated = Counter((x["seed"], x["episodes"]) for x in traced(project, "evaluate"))
     assert evaluated == {(1_000_000, 7): 3 * 4, (2_000_000, 7): 2 * 3}
 
+    # Checkpoints of trials are deleted, and those of the final runs are kept.
+    kept = [x.parent.name for x in project.rglob("checkpoint.*")]
+    assert len(kept) == 2 * 3 and not any(x.startswith("0") for x in kept)
+
     # The figures make no network requests.
     tune.draw(load(project), project)
     for name in ("optimization_history", "param_importances", "parallel_coordinate", "contour"):

@@ -538,7 +538,7 @@ def test_wandb_has_a_run_for_the_program_and_one_for_each_agent(whole_run, tmp_p
 
 
 END_OF_A_JOB = """
-import signal, psutil, ppo_linen
+import json, signal, psutil, ppo_linen
 write = ppo_linen.RunLog.write
 
 def write_and_end(log, iteration, *args):
@@ -546,6 +546,8 @@ def write_and_end(log, iteration, *args):
         (service,) = [x for x in psutil.Process().children() if "wandb" in x.name()]
         service.terminate()
         service.wait()
+        # Written before the first checkpoint, so that a killed run keeps its W&B run.
+        assert json.loads((log.dir / "run.json").read_text())["wandb_id"] == log.wandb.id
         log.stopped_by = signal.SIGTERM
     write(log, iteration, *args)
 
