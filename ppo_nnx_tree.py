@@ -7,7 +7,7 @@
 
     python ppo_nnx_tree.py --env-id CartPole-v1 --seed 1
 
-Start reading at Agent:
+Start reading at Agent. The main ideas:
 - Modules hold their weights, and you call them as in PyTorch.
 - rollout() runs the environments and the policy together in lax.scan, a compiled loop.
 - update() trains the agent in place; lax.scan carries agent and optimizer, which are pytrees.
@@ -37,7 +37,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # makes orthogonal() 10x faster for wide layers
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # more threads make orthogonal() 10x slower
 
 import gymnax
 import jax
@@ -76,7 +76,7 @@ class Args:
     bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layer sizes of the actor and the critic
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    sync_for_timing: bool = False  # sync after each rollout, to time rollout and update separately
+    sync_for_timing: bool = False  # wait for the device after each rollout, to time it separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -93,7 +93,7 @@ class Args:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be between 0 and 1")
-        if not self.learning_rate >= 0:
+        if not self.learning_rate >= 0:  # also true for NaN
             raise ValueError("--learning-rate must not be negative")
         if not self.max_grad_norm > 0:
             raise ValueError("--max-grad-norm must be positive")
@@ -102,16 +102,16 @@ class Args:
         self.num_iterations = self.total_timesteps // self.batch_size
         self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
         if self.batch_size % self.num_minibatches != 0:
-            raise ValueError(f"--num-minibatches must divide the batch size, {self.batch_size}")
+            raise ValueError(f"--num-minibatches must divide the batch size ({self.batch_size})")
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
+            raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
         if min(self.hidden_sizes, default=1) < 1:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: array shapes or the position in the learning rate schedule would
-# no longer match the checkpoint.
+# --resume cannot change these. They determine what a checkpoint contains, and how many environment
+# steps and optimizer steps an iteration takes.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 
 
@@ -154,9 +154,10 @@ class VecEnv:
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
-        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset but not from step, so every
-        # function of the state would compile twice. astype makes the types strong.
+        reset = jax.vmap(partial(self.env.reset, params=self.params))
+        obs, inner = reset(jax.random.split(reset_key, self.num_envs))
+        # Some environments return weakly typed arrays from reset but not from step, so a function
+        # that takes them would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
         return obs, EnvState(key, inner, zeros, zeros)
@@ -165,6 +166,7 @@ class VecEnv:
         """Step with action (N,). Return obs (after any restart), the state and the results."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
+        # gymnax restarts finished environments in the same step.
         step = jax.vmap(partial(self.env.step, params=self.params))
         obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
         reward = reward.astype(jnp.float32)
@@ -174,7 +176,7 @@ class VecEnv:
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": info["final_observation"],
+            "next_obs": info["final_observation"],  # set in every step
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
@@ -339,7 +341,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 # === Update =====================================================================================
 def update(agent, optimizer, storage: Storage, key, args: Args):
-    """Train in place on a rollout for update_epochs. Return the metrics."""
+    """Train the agent in place for update_epochs epochs on a rollout. Return the metrics."""
     learning_rate = make_schedule(args)(optimizer.step[...])
     # The parameters are fixed during a rollout, so one pass at the end gives all its values.
     both_obs = jnp.concat([storage.obs, storage.next_obs]).reshape(-1, *storage.obs.shape[2:])
@@ -360,8 +362,9 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
         return (agent, optimizer), losses
 
     def epoch(train_state, key):
-        order = shuffle(key, args.batch_size)  # one gather per epoch, not one per minibatch
+        order = shuffle(key, args.batch_size)
         shape = (args.num_minibatches, args.minibatch_size)
+        # Gathering once per epoch is faster than once per minibatch.
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
@@ -379,7 +382,7 @@ def shuffle(key, size: int) -> jax.Array:
 
     Faster than jax.random.permutation: each index is in the low bits of a random number, and
     sorting the numbers shuffles the indices. For size 3, two bits hold the index: 1011_00, 0010_01,
-    0111_10 sort to 1, 2, 0. Indices with equal random bits stay in order: about 64 pairs of 8192.
+    0111_10 sort to 1, 2, 0. With 8192 indices, about 64 pairs draw equal bits and stay in order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -403,7 +406,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
+    # These are PyTorch's names. "high" and "medium" allow TF32 on a GPU, as JAX does by default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
@@ -466,7 +469,7 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
-    # Flax cannot serialize the classes in env_state, so only their arrays are saved.
+    # Only arrays are saved: Flax may not be able to serialize the classes of a custom environment.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     new.write_bytes(to_bytes(checkpoint))  # sync
@@ -484,8 +487,8 @@ def load_checkpoint(folder: str | Path, like: Checkpoint) -> Checkpoint:
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """Load a trained policy: policy(obs) returns the most likely action for each observation.
 
-    obs (N, *obs_shape) and the actions (N,) are NumPy arrays. policy(obs, sample=True) draws the
-    actions at random instead, as in training.
+    obs (N, *obs_shape) and the actions (N,) are NumPy arrays. policy(obs, sample=True) samples the
+    actions instead, as in training.
     """
     info, args = load_info(folder)
     sizes = (info["obs_shape"], info["num_actions"])
@@ -505,7 +508,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You can stop reading here. The rest writes the run folder, and is the same in every script.
+# You can stop reading here. The rest manages the run folder, and is the same in every script.
 class RunLog:
     """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
@@ -547,19 +550,20 @@ class RunLog:
             "script": Path(__file__).stem,
             "script_sha256": digest,
             "status": "running",
-            "started": time.time(),
+            "started": time.time(),  # or resumed
             "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
-        lines = [x for x in self.metrics.readlines()[:iteration] if x.endswith("\n")]
+        # Keep the complete lines of iterations before the checkpoint.
+        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
         lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         if len(lines) < iteration:
             self.show(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))
         if lines:
-            self.start -= json.loads(lines[-1])["time/elapsed"]
+            self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
@@ -586,8 +590,8 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
-        self.show(f"Writing to {self.dir}. Compilation can slow down the first iteration.")
-        self.show("Press Ctrl-C once to stop after an iteration, twice to stop at once.")
+        self.show(f"Writing to {self.dir}. The first iteration can take longer.")
+        self.show("Press Ctrl-C to stop after the iteration, and again to stop immediately.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -599,7 +603,7 @@ class RunLog:
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
-        row["charts/SPS"] = self.steps_per_iteration / (end - start)
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # of this iteration only
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
         if middle:
@@ -611,7 +615,8 @@ class RunLog:
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             self.show(text)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
-        is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
+        # DQN and SAC log charts/updates; it is 0, and losses are NaN, until they train.
+        is_training = row.get("charts/updates", 1) > 0
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
             self.show(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.")
             self.has_diverged = True
@@ -626,14 +631,14 @@ class RunLog:
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text if possible: Ctrl-C ends tee in `| tee log.txt`, and a terminal can close."""
+        """Print text, unless the output is closed: Ctrl-C ends `| tee log.txt`, for example."""
         try:
             print(text, flush=True)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
+        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -650,7 +655,10 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self) -> None:
-        """Record how the run ended, and print the command that resumes or evaluates it."""
+        """Record how the run ended, and print the command that resumes or evaluates it.
+
+        If a signal stopped the run, exit with status 128 + its number, as shells do.
+        """
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
@@ -660,16 +668,17 @@ class RunLog:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
         script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
-        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
+        uses_uv = "UV_RUN_RECURSION_DEPTH" in os.environ  # set by uv run
+        python = "uv run" if uses_uv else quote(sys.orig_argv[0])
         if not is_complete:
             self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
         self.show(f"Saved to {self.dir}")
-        if python == "uv run":
-            python += f" --with-requirements {script}"
+        if uses_uv:
+            python += f" --with-requirements {script}"  # evaluate.py imports this script
         # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
-        for parent in Path(__file__).parents[:2]:
+        for parent in Path(__file__).parents[:2]:  # this folder, or the one above more/
             if (parent / "evaluate.py").exists():
                 program = quote(os.path.relpath(parent / "evaluate.py"))
                 self.show(f"Evaluate with: {python} {program} {folder}{flags}")
@@ -714,7 +723,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
-    # checkpoint.new is left over from a save that did not finish.
+    # The suffix depends on the framework; .new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -731,6 +740,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # not from this script; status 0 would look like success
+        if not error.code:  # status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

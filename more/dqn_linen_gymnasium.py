@@ -8,7 +8,7 @@
     python more/dqn_linen_gymnasium.py --seed 1          # CartPole-v1
     python more/dqn_linen_gymnasium.py minatar --seed 1  # Breakout, with MinAtar's settings
 
-Start reading at Environment:
+Start reading at Environment. The main ideas:
 - VecEnv steps the environments one after another (sync), or each in its own process (async). Both
   run on the CPU, in NumPy.
 - VecEnv.step() restarts finished environments at once. By default, Gymnasium would use the next
@@ -64,7 +64,7 @@ class Args:
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps per environment and iteration; metrics are logged per iteration
+    num_steps: int = 625  # steps of each environment per iteration; each is logged
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
@@ -100,21 +100,21 @@ class Args:
         for name in ("gamma", "start_e", "end_e", "rmsprop_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be between 0 and 1")
-        if not self.learning_rate >= 0:
+        if not self.learning_rate >= 0:  # also true for NaN
             raise ValueError("--learning-rate must not be negative")
         steps = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // steps
         if self.buffer_size % self.num_envs != 0:
-            raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
+            raise ValueError(f"--buffer-size must be a multiple of --num-envs ({self.num_envs})")
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
+            raise ValueError(f"--total-timesteps must be at least one iteration ({steps})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
         if min(self.hidden_sizes, default=1) < 1:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: array shapes or the position in the learning rate schedule would
-# no longer match the checkpoint.
+# --resume cannot change these. They determine what a checkpoint contains, and how many environment
+# steps and optimizer steps an iteration takes.
 FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes", "optimizer")
 
 
@@ -182,7 +182,7 @@ class VecEnv:
             fail(f"--env-id: {error}")
         except (BrokenPipeError, ConnectionResetError, EOFError):
             if not Worker.exists:
-                raise  # the environment raised it
+                raise  # no worker has started, so the environment itself raised it
             time.sleep(1)  # give the worker process time to print the cause
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)
@@ -254,7 +254,7 @@ class VecEnv:
         """Raise FloatingPointError unless x is finite: NaN or inf would ruin the parameters."""
         if not np.isfinite(x).all():
             env = np.argwhere(~np.isfinite(x))[0][0]
-            step = f"in step {self.step_count} since the run started or resumed"
+            step = f"(step {self.step_count} after the run started or resumed)"
             raise FloatingPointError(f"environment {env} returned {what} with NaN or inf {step}")
 
 
@@ -262,7 +262,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
+        returned = self.env.reset(seed=seed, options=options or None)  # {} becomes None
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -275,9 +275,9 @@ class DropInfo(gymnasium.Wrapper):
 
 
 class Worker(gymnasium.Wrapper):
-    """Handle signals and errors of an environment in its worker process (async)."""
+    """Handle signals and errors in the worker process of an environment (async only)."""
 
-    exists = False  # whether this process has created a Worker
+    exists = False  # set by the environment that Gymnasium first creates in the main process
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -310,7 +310,7 @@ class Worker(gymnasium.Wrapper):
 
 
 def end_with_parent() -> None:
-    """End a worker whose environment hangs, if the main process was killed."""
+    """Wait for the main process to end, then end this worker even if its environment hangs."""
     parent: Any = multiprocessing.parent_process()
     parent.join()
     time.sleep(5)  # give the environment time to close normally
@@ -401,8 +401,9 @@ class Replay:
         """Store a step of all environments, overwriting the oldest transitions."""
         start = self.num_added % self.args.buffer_size
         step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
-        for old, new in zip(self.transitions, step, strict=True):
-            old[start : start + len(new)] = new
+        for buffer, new in zip(self.transitions, step, strict=True):
+            # This never wraps around: buffer_size is a multiple of num_envs.
+            buffer[start : start + len(new)] = new
         self.num_added += len(obs)
 
     def sample(self, rng: np.random.Generator, batch_size: int) -> Transition:
@@ -423,12 +424,12 @@ class Replay:
 
     def load_state_dict(self, state: dict) -> None:
         self.num_added = state["num_added"]
-        for old, saved in zip(self.transitions, state["transitions"], strict=True):
-            old[: len(saved)] = saved
+        for buffer, saved in zip(self.transitions, state["transitions"], strict=True):
+            buffer[: len(saved)] = saved
 
 
 def updates_after(steps: int, args: Args) -> int:
-    """Total number of updates due after `steps` environment steps, for any num_envs."""
+    """Total number of updates due after `steps` steps, counted over all environments."""
     return max(steps - args.learning_starts, 0) // args.train_frequency
 
 
@@ -483,8 +484,8 @@ def update(train_state, batch: Transition, learning_rate, args: Args):
     """Train on a batch. Return the new TrainState and the metrics of the loss."""
     loss_fn = partial(dqn_loss, train_state=train_state, batch=batch, args=args)
     grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
-    direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
-    params = optax.tree.add_scale(train_state.params, -learning_rate, direction)
+    updates, opt_state = train_state.tx.update(grads, train_state.opt_state)
+    params = optax.tree.add_scale(train_state.params, -learning_rate, updates)
     step = train_state.step + 1
     is_copied = step % args.target_network_frequency == 0
     old = train_state.target_params
@@ -519,7 +520,7 @@ def episode_statistics(returns: list[float], lengths: list[float]) -> dict[str, 
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
+    # These are PyTorch's names. "high" and "medium" allow TF32 on a GPU, as JAX does by default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     # Import these once in the fork server instead of in every async worker.
@@ -554,7 +555,7 @@ def train(args: Args) -> None:
     update_fn = jax.jit(partial(update, args=args))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Decay by iteration: a schedule counts updates, which start after learning_starts.
+        # Decay per iteration: a schedule would count updates, which start after learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
         # Seeding a generator for each iteration keeps generators out of the checkpoint.
@@ -588,7 +589,7 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # not only at exit: Python would first wait for its threads
+        env.envs.close(terminate=True)  # at exit, Python would wait for the threads of env first
 
 
 # === Checkpoint =================================================================================
@@ -629,7 +630,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You can stop reading here. The rest writes the run folder, and is the same in every script.
+# You can stop reading here. The rest manages the run folder, and is the same in every script.
 class RunLog:
     """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
@@ -671,19 +672,20 @@ class RunLog:
             "script": Path(__file__).stem,
             "script_sha256": digest,
             "status": "running",
-            "started": time.time(),
+            "started": time.time(),  # or resumed
             "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
-        lines = [x for x in self.metrics.readlines()[:iteration] if x.endswith("\n")]
+        # Keep the complete lines of iterations before the checkpoint.
+        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
         lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         if len(lines) < iteration:
             self.show(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))
         if lines:
-            self.start -= json.loads(lines[-1])["time/elapsed"]
+            self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
@@ -710,8 +712,8 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
-        self.show(f"Writing to {self.dir}. Compilation can slow down the first iteration.")
-        self.show("Press Ctrl-C once to stop after an iteration, twice to stop at once.")
+        self.show(f"Writing to {self.dir}. The first iteration can take longer.")
+        self.show("Press Ctrl-C to stop after the iteration, and again to stop immediately.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -723,7 +725,7 @@ class RunLog:
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
-        row["charts/SPS"] = self.steps_per_iteration / (end - start)
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # of this iteration only
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
         if middle:
@@ -735,7 +737,8 @@ class RunLog:
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             self.show(text)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
-        is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
+        # DQN and SAC log charts/updates; it is 0, and losses are NaN, until they train.
+        is_training = row.get("charts/updates", 1) > 0
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
             self.show(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.")
             self.has_diverged = True
@@ -750,14 +753,14 @@ class RunLog:
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text if possible: Ctrl-C ends tee in `| tee log.txt`, and a terminal can close."""
+        """Print text, unless the output is closed: Ctrl-C ends `| tee log.txt`, for example."""
         try:
             print(text, flush=True)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
+        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -774,7 +777,10 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self) -> None:
-        """Record how the run ended, and print the command that resumes or evaluates it."""
+        """Record how the run ended, and print the command that resumes or evaluates it.
+
+        If a signal stopped the run, exit with status 128 + its number, as shells do.
+        """
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
@@ -784,16 +790,17 @@ class RunLog:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
         script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
-        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
+        uses_uv = "UV_RUN_RECURSION_DEPTH" in os.environ  # set by uv run
+        python = "uv run" if uses_uv else quote(sys.orig_argv[0])
         if not is_complete:
             self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
         self.show(f"Saved to {self.dir}")
-        if python == "uv run":
-            python += f" --with-requirements {script}"
+        if uses_uv:
+            python += f" --with-requirements {script}"  # evaluate.py imports this script
         # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
-        for parent in Path(__file__).parents[:2]:
+        for parent in Path(__file__).parents[:2]:  # this folder, or the one above more/
             if (parent / "evaluate.py").exists():
                 program = quote(os.path.relpath(parent / "evaluate.py"))
                 self.show(f"Evaluate with: {python} {program} {folder}{flags}")
@@ -838,7 +845,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
-    # checkpoint.new is left over from a save that did not finish.
+    # The suffix depends on the framework; .new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -855,6 +862,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # not from this script; status 0 would look like success
+        if not error.code:  # status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

@@ -8,7 +8,7 @@
     python more/ppo_cnn_torch_gymnasium.py --env-id ALE/Breakout-v5 --seed 1
     python more/ppo_cnn_torch_gymnasium.py --env-id my_module:MyEnv-v0
 
-Start reading at Environment:
+Start reading at Environment. The main ideas:
 - VecEnv runs Atari games in ale-py's threads. For the agent, a lost life ends the episode and
   rewards are clipped; the log has the scores of full games.
 - The actor and the critic share one convolutional network. Images stay uint8 until they reach it.
@@ -41,7 +41,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle OpenMP threads stop spinning sooner
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # so that idle OpenMP threads free their cores
 
 import gymnasium
 import numpy as np
@@ -61,7 +61,7 @@ class Args:
     env_id: str = "ALE/Pong-v5"  # Atari game, or my_module:MyEnv-v0 with uint8 images
     image_size: int = 84  # height and width to which Atari frames are scaled
     sticky_actions: float = 0.0  # probability that an Atari game repeats the previous action
-    terminal_on_life_loss: bool = True  # a lost life ends the episode for the agent, not the game
+    terminal_on_life_loss: bool = True  # to the agent, a lost life ends an episode
     channels_first: bool = False  # images of a custom environment are (C, H, W), not (H, W, C)
     total_timesteps: int = 10_000_000  # environment steps, rounded down to whole rollouts
     learning_rate: float = 2.5e-4  # Adam's learning rate
@@ -83,11 +83,11 @@ class Args:
     conv_channels: tuple[int, ...] = (32, 64, 64)  # output channels of the convolutions
     conv_kernels: tuple[int, ...] = (8, 4, 3)  # kernel sizes of the convolutions
     conv_strides: tuple[int, ...] = (4, 2, 1)  # strides of the convolutions
-    hidden_sizes: tuple[int, ...] = (512,)  # layers between the convolutions and the outputs
+    hidden_sizes: tuple[int, ...] = (512,)  # sizes of the hidden layers after the convolutions
     precision: Literal["float32", "bfloat16"] = "float32"  # compute dtype of conv and hidden layers
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
-    sync_for_timing: bool = False  # sync after each rollout, to time rollout and update separately
+    vectorization: Literal["sync", "async"] = "sync"  # for custom environments; async: processes
+    sync_for_timing: bool = False  # wait for the device after each rollout, to time it separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -104,7 +104,7 @@ class Args:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be between 0 and 1")
-        if not self.learning_rate >= 0:
+        if not self.learning_rate >= 0:  # also true for NaN
             raise ValueError("--learning-rate must not be negative")
         if not self.max_grad_norm > 0:
             raise ValueError("--max-grad-norm must be positive")
@@ -113,9 +113,9 @@ class Args:
         self.num_iterations = self.total_timesteps // self.batch_size
         self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
         if self.batch_size % self.num_minibatches != 0:
-            raise ValueError(f"--num-minibatches must divide the batch size, {self.batch_size}")
+            raise ValueError(f"--num-minibatches must divide the batch size ({self.batch_size})")
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
+            raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
         for name in ("conv_channels", "conv_kernels", "conv_strides", "hidden_sizes"):
             setattr(self, name, tuple(getattr(self, name)))  # a list when loaded from run.json
             if min(getattr(self, name), default=1) < 1:
@@ -126,8 +126,8 @@ class Args:
         self.conv_layers = tuple(zip(*conv_sizes, strict=True))
 
 
-# --resume cannot change these: array shapes or the position in the learning rate schedule would
-# no longer match the checkpoint.
+# --resume cannot change these. They determine what a checkpoint contains, and how many environment
+# steps and optimizer steps an iteration takes.
 FIXED = ("env_id", "image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs")
 FIXED += ("channels_first", "conv_channels", "conv_kernels", "conv_strides", "hidden_sizes")
 
@@ -137,6 +137,7 @@ def parse_args() -> Args:
     saved = args_to_resume()  # with --resume, the run's arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
+    # For Atari, commands can name a preset as in other scripts, although it equals the defaults.
     presets = {"atari": ("Settings from CleanRL's ppo_atari.py, which are the defaults.", Args())}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
@@ -184,7 +185,7 @@ class VecEnv:
                     img_height=image_size,
                     img_width=image_size,
                     repeat_action_probability=sticky_actions,
-                    life_loss_info=terminal_on_life_loss,  # episodic_life would restart the game
+                    life_loss_info=terminal_on_life_loss,  # episodic_life would restart games
                     **options,
                 )
             else:
@@ -195,7 +196,7 @@ class VecEnv:
             fail(f"--env-id: {error}")
         except (BrokenPipeError, ConnectionResetError, EOFError):
             if not Worker.exists:
-                raise  # the environment raised it
+                raise  # no worker has started, so the environment itself raised it
             time.sleep(1)  # give the worker process time to print the cause
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)
@@ -206,7 +207,7 @@ class VecEnv:
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box) or len(obs_space.shape) not in (2, 3):
             hint = "extract the image with gymnasium.wrappers.TransformObservation, or use"
-            hint += " more/ppo_linen_gymnasium.py for vectors"
+            hint += " more/ppo_linen_gymnasium.py or more/ppo_torch_gymnasium.py for vectors"
             fail(f"--env-id: the observation must be an image, not {obs_space}; {hint}")
         if obs_space.dtype != np.uint8:
             hint = "gymnasium.wrappers.TransformObservation can scale and convert it"
@@ -216,7 +217,7 @@ class VecEnv:
         self.action_space = space
         self.num_actions = int(space.n)
         self.obs_shape = obs_space.shape
-        # Atari frames are (stacked frames, H, W). An image (H, W) has no channel axis.
+        # Atari images are (stacked frames, H, W). To images (H, W), the agent adds a last axis.
         self.channels_first = self.is_atari or (channels_first and len(self.obs_shape) == 3)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
@@ -271,7 +272,7 @@ class VecEnv:
         """Raise FloatingPointError unless x is finite: NaN or inf would ruin the parameters."""
         if not np.isfinite(x).all():
             env = np.argwhere(~np.isfinite(x))[0][0]
-            step = f"in step {self.step_count} since the run started or resumed"
+            step = f"(step {self.step_count} after the run started or resumed)"
             raise FloatingPointError(f"environment {env} returned {what} with NaN or inf {step}")
 
 
@@ -283,10 +284,10 @@ def make_atari(env_id: str, num_envs: int, **options: Any) -> gymnasium.vector.V
     return gymnasium.make_vec(
         f"ale_py:{env_id.removeprefix('ale_py:')}",  # this prefix makes Gymnasium import ale_py
         num_envs,
-        "vector_entry_point",  # ale-py's vector environment; its autoreset cannot be disabled
+        "vector_entry_point",  # ale-py's vector environment; VecEnv resets it before its autoreset
         noop_max=30,  # a game starts with up to 30 no-op steps
         use_fire_reset=True,  # then FIRE is pressed, if the game has that button
-        frameskip=4,  # frames per step; the last two are merged
+        frameskip=4,  # frames per step; the maximum of the last two is used
         reward_clipping=False,  # VecEnv.step clips rewards after adding them to the score
         grayscale=True,
         stack_num=4,  # an observation has the last four frames
@@ -298,7 +299,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
+        returned = self.env.reset(seed=seed, options=options or None)  # {} becomes None
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -311,9 +312,9 @@ class DropInfo(gymnasium.Wrapper):
 
 
 class Worker(gymnasium.Wrapper):
-    """Handle signals and errors of an environment in its worker process (async)."""
+    """Handle signals and errors in the worker process of an environment (async only)."""
 
-    exists = False  # whether this process has created a Worker
+    exists = False  # set by the environment that Gymnasium first creates in the main process
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -346,7 +347,7 @@ class Worker(gymnasium.Wrapper):
 
 
 def end_with_parent() -> None:
-    """End a worker whose environment hangs, if the main process was killed."""
+    """Wait for the main process to end, then end this worker even if its environment hangs."""
     parent: Any = multiprocessing.parent_process()
     parent.join()
     time.sleep(5)  # give the environment time to close normally
@@ -381,7 +382,7 @@ class Agent(nn.Module):
 
     def get_features(self, obs):
         """Features (B, hidden_sizes[-1]) of obs (B, *obs_shape) uint8."""
-        images = obs[..., None] if obs.dim() == 3 else obs
+        images = obs[..., None] if obs.dim() == 3 else obs  # (B, H, W) -> (B, H, W, 1)
         if not self.channels_first:
             images = images.permute(0, 3, 1, 2)
         x = images.contiguous(memory_format=torch.channels_last).float() / 255
@@ -426,7 +427,7 @@ def image_size_of(obs_shape, channels_first: bool) -> tuple[int, int, int]:
 def check_image_size(args: Args, obs_shape, channels_first: bool) -> None:
     """Exit if images are too small for the convolutions."""
     height, width, _ = image_size_of(obs_shape, channels_first)
-    size = 1
+    size = 1  # of the output; go back from the last convolution to the first
     for _, kernel, stride in reversed(args.conv_layers):
         size = (size - 1) * stride + kernel
     if min(height, width) < size:
@@ -463,7 +464,7 @@ class Storage(NamedTuple):
     action: torch.Tensor  # (T, N) int32
     logprob: torch.Tensor  # (T, N)
     value: torch.Tensor  # (T, N), V(obs)
-    next_value: torch.Tensor  # (T, N), V(next_obs) before any restart
+    next_value: torch.Tensor  # (T, N), V(next_obs); not used after termination
     reward: torch.Tensor  # (T, N); this and the fields below result from the action
     terminated: torch.Tensor  # (T, N) bool
     truncated: torch.Tensor  # (T, N) bool
@@ -506,7 +507,8 @@ def rollout(policy_fn, value_fn, obs, env: VecEnv, args: Args):
     all_obs, action, logprob, value, final_value = map(torch.stack, zip(*steps, strict=True))
     stacked = {name: np.stack([x[name] for x in results]) for name in results[0]}
     results = {name: torch.from_numpy(x).to(obs.device) for name, x in stacked.items()}
-    # V(next_obs) is the value of the next step, unless a truncated episode has restarted.
+    # V(next_obs) is the value of the next step, unless an episode has ended. Truncated episodes
+    # use final_value. Terminated ones have no future value.
     next_value = torch.cat([value[1:], value_fn(obs)[None]])
     next_value = torch.where(results["truncated"], final_value, next_value)
     return obs, Storage(all_obs, action, logprob, value, next_value, **results)
@@ -582,7 +584,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, storage: Storage, args: Args):
-    """Train in place on a rollout for update_epochs. Return the metrics."""
+    """Train the agent in place for update_epochs epochs on a rollout. Return the metrics."""
     learning_rate = optimizer.param_groups[0]["lr"]
     advantage = compute_gae(storage, storage.value, storage.next_value, args)
     target = advantage + storage.value
@@ -592,7 +594,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     losses = []
     for _ in range(args.update_epochs):
         order = torch.randperm(args.batch_size, device=advantage.device)
-        # One gather per epoch, not one per minibatch.
+        # Gathering once per epoch is faster than once per minibatch.
         shuffled = [x[order].chunk(args.num_minibatches) for x in batch]
         for minibatch in zip(*shuffled, strict=True):
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
@@ -604,7 +606,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
 
 
 def minibatch_step(agent, optimizer, scheduler, minibatch: Batch, args: Args):
-    """Train in place on a minibatch. Return the metrics of the loss."""
+    """Train the agent in place on a minibatch. Return the metrics of the loss."""
     loss, losses = ppo_loss(agent, minibatch, args)
     optimizer.zero_grad()
     loss.backward()
@@ -619,7 +621,7 @@ def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
 
     If none finished, the statistics are NaN or infinite, which the log writes as null.
     """
-    done = storage.restart
+    done = storage.restart  # a lost life does not end a game
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
         metrics[f"charts/episodic_{name}"] = torch.where(done, x, 0).sum() / done.sum()
@@ -632,6 +634,7 @@ def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
+    torch.backends.cudnn.allow_tf32 = args.matmul_precision != "highest"  # for convolutions
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # Import these once in the fork server instead of in every async worker.
     multiprocessing.set_forkserver_preload(["gymnasium", "torch", "tyro", "tensorboard.summary"])
@@ -659,10 +662,10 @@ def train(args: Args) -> None:
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         scheduler.load_state_dict(checkpoint["scheduler"])
-        # The state_dicts also restore the old settings, which --resume may have changed.
+        # The state_dicts also restore the old settings. Apply those of the command line.
         optimizer.param_groups[0]["eps"] = args.adam_eps
         scheduler.base_lrs = [args.learning_rate]
-        factor = learning_rate_factor(scheduler.last_epoch, args)
+        factor = learning_rate_factor(scheduler.last_epoch, args)  # counts optimizer steps
         optimizer.param_groups[0]["lr"] = args.learning_rate * factor
         set_rng_state(checkpoint["rng_state"])
     obs = torch.from_numpy(env.reset(iteration)).to(device)
@@ -706,14 +709,14 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # not only at exit: Python would first wait for its threads
+        env.envs.close(terminate=True)  # at exit, Python would wait for the threads of env first
 
 
 # === Checkpoint =================================================================================
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    with open(new, "wb") as file:  # without a file, the error on a full disk would be obscure
+    with open(new, "wb") as file:  # given a path, torch.save hides that a disk is full
         torch.save(checkpoint, file)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
@@ -739,8 +742,8 @@ def set_rng_state(states: dict[str, torch.Tensor]) -> None:
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """Load a trained policy: policy(obs) returns the most likely action for each observation.
 
-    obs (N, *obs_shape) and the actions (N,) are NumPy arrays. policy(obs, sample=True) draws the
-    actions at random instead, as in training.
+    obs (N, *obs_shape) and the actions (N,) are NumPy arrays. policy(obs, sample=True) samples the
+    actions instead, as in training.
     """
     info, args = load_info(folder)
     agent = Agent(args, info["obs_shape"], info["channels_first"], info["num_actions"])
@@ -758,7 +761,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You can stop reading here. The rest writes the run folder, and is the same in every script.
+# You can stop reading here. The rest manages the run folder, and is the same in every script.
 class RunLog:
     """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
@@ -800,19 +803,20 @@ class RunLog:
             "script": Path(__file__).stem,
             "script_sha256": digest,
             "status": "running",
-            "started": time.time(),
+            "started": time.time(),  # or resumed
             "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
-        lines = [x for x in self.metrics.readlines()[:iteration] if x.endswith("\n")]
+        # Keep the complete lines of iterations before the checkpoint.
+        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
         lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         if len(lines) < iteration:
             self.show(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))
         if lines:
-            self.start -= json.loads(lines[-1])["time/elapsed"]
+            self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
@@ -839,8 +843,8 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
-        self.show(f"Writing to {self.dir}. Compilation can slow down the first iteration.")
-        self.show("Press Ctrl-C once to stop after an iteration, twice to stop at once.")
+        self.show(f"Writing to {self.dir}. The first iteration can take longer.")
+        self.show("Press Ctrl-C to stop after the iteration, and again to stop immediately.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -852,7 +856,7 @@ class RunLog:
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
-        row["charts/SPS"] = self.steps_per_iteration / (end - start)
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # of this iteration only
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
         if middle:
@@ -864,7 +868,8 @@ class RunLog:
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             self.show(text)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
-        is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
+        # DQN and SAC log charts/updates; it is 0, and losses are NaN, until they train.
+        is_training = row.get("charts/updates", 1) > 0
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
             self.show(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.")
             self.has_diverged = True
@@ -879,14 +884,14 @@ class RunLog:
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text if possible: Ctrl-C ends tee in `| tee log.txt`, and a terminal can close."""
+        """Print text, unless the output is closed: Ctrl-C ends `| tee log.txt`, for example."""
         try:
             print(text, flush=True)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
+        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -903,7 +908,10 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self) -> None:
-        """Record how the run ended, and print the command that resumes or evaluates it."""
+        """Record how the run ended, and print the command that resumes or evaluates it.
+
+        If a signal stopped the run, exit with status 128 + its number, as shells do.
+        """
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
@@ -913,16 +921,17 @@ class RunLog:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
         script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
-        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
+        uses_uv = "UV_RUN_RECURSION_DEPTH" in os.environ  # set by uv run
+        python = "uv run" if uses_uv else quote(sys.orig_argv[0])
         if not is_complete:
             self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
         self.show(f"Saved to {self.dir}")
-        if python == "uv run":
-            python += f" --with-requirements {script}"
+        if uses_uv:
+            python += f" --with-requirements {script}"  # evaluate.py imports this script
         # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
-        for parent in Path(__file__).parents[:2]:
+        for parent in Path(__file__).parents[:2]:  # this folder, or the one above more/
             if (parent / "evaluate.py").exists():
                 program = quote(os.path.relpath(parent / "evaluate.py"))
                 self.show(f"Evaluate with: {python} {program} {folder}{flags}")
@@ -967,7 +976,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
-    # checkpoint.new is left over from a save that did not finish.
+    # The suffix depends on the framework; .new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -984,6 +993,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # not from this script; status 0 would look like success
+        if not error.code:  # status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

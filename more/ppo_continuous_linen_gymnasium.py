@@ -10,7 +10,7 @@
 
 MuJoCo environments need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
 
-Start reading at Environment:
+Start reading at Environment. The main ideas:
 - Agent models each action as a Gaussian: the mean depends on the observation, log_std does not.
 - VecEnv.step() maps actions from [-1, 1] to the bounds and clips them. PPO learns from the actions
   before clipping, because the Gaussian gives their density.
@@ -42,7 +42,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # makes orthogonal() 10x faster for wide layers
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # more threads make orthogonal() 10x slower
 
 import gymnasium
 import jax
@@ -86,7 +86,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layer sizes of the actor and the critic
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
-    sync_for_timing: bool = False  # sync after each rollout, to time rollout and update separately
+    sync_for_timing: bool = False  # wait for the device after each rollout, to time it separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -103,7 +103,7 @@ class Args:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be between 0 and 1")
-        if not self.learning_rate >= 0:
+        if not self.learning_rate >= 0:  # also true for NaN
             raise ValueError("--learning-rate must not be negative")
         if not self.max_grad_norm > 0:
             raise ValueError("--max-grad-norm must be positive")
@@ -112,16 +112,16 @@ class Args:
         self.num_iterations = self.total_timesteps // self.batch_size
         self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
         if self.batch_size % self.num_minibatches != 0:
-            raise ValueError(f"--num-minibatches must divide the batch size, {self.batch_size}")
+            raise ValueError(f"--num-minibatches must divide the batch size ({self.batch_size})")
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
+            raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
         if min(self.hidden_sizes, default=1) < 1:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: array shapes or the position in the learning rate schedule would
-# no longer match the checkpoint.
+# --resume cannot change these. They determine what a checkpoint contains, and how many environment
+# steps and optimizer steps an iteration takes.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 
 
@@ -178,7 +178,7 @@ class VecEnv:
             fail(f"--env-id: {error}")
         except (BrokenPipeError, ConnectionResetError, EOFError):
             if not Worker.exists:
-                raise  # the environment raised it
+                raise  # no worker has started, so the environment itself raised it
             time.sleep(1)  # give the worker process time to print the cause
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)
@@ -223,7 +223,7 @@ class VecEnv:
         return obs
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Step with action (N, action_dim), mapped from [-1, 1] to the bounds and clipped.
+        """Map action (N, action_dim) from [-1, 1] to the bounds, clip it, and step.
 
         Return obs (after any restart) and the results.
         """
@@ -264,7 +264,7 @@ class VecEnv:
         """Raise FloatingPointError unless x is finite: NaN or inf would ruin the parameters."""
         if not np.isfinite(x).all():
             env = np.argwhere(~np.isfinite(x))[0][0]
-            step = f"in step {self.step_count} since the run started or resumed"
+            step = f"(step {self.step_count} after the run started or resumed)"
             raise FloatingPointError(f"environment {env} returned {what} with NaN or inf {step}")
 
 
@@ -272,7 +272,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
+        returned = self.env.reset(seed=seed, options=options or None)  # {} becomes None
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -285,9 +285,9 @@ class DropInfo(gymnasium.Wrapper):
 
 
 class Worker(gymnasium.Wrapper):
-    """Handle signals and errors of an environment in its worker process (async)."""
+    """Handle signals and errors in the worker process of an environment (async only)."""
 
-    exists = False  # whether this process has created a Worker
+    exists = False  # set by the environment that Gymnasium first creates in the main process
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -320,7 +320,7 @@ class Worker(gymnasium.Wrapper):
 
 
 def end_with_parent() -> None:
-    """End a worker whose environment hangs, if the main process was killed."""
+    """Wait for the main process to end, then end this worker even if its environment hangs."""
     parent: Any = multiprocessing.parent_process()
     parent.join()
     time.sleep(5)  # give the environment time to close normally
@@ -335,7 +335,8 @@ def terminate_workers() -> None:
 
 def to_bounds(action, low, high):
     """Map actions from [-1, 1] to [low, high] and clip them, in the dtype of the bounds."""
-    return (low / 2 + high / 2 + (high / 2 - low / 2) * action).clip(low, high).astype(low.dtype)
+    half_range = high / 2 - low / 2  # high - low could overflow
+    return (low / 2 + high / 2 + half_range * action).clip(low, high).astype(low.dtype)
 
 
 # === Statistics =================================================================================
@@ -551,7 +552,7 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 
 # === Update =====================================================================================
 def update(train_state, stats: Stats, storage: Storage, key, args: Args):
-    """Train on a rollout for update_epochs. Return the new TrainState, Stats and metrics."""
+    """Train for update_epochs epochs on a rollout. Return the new TrainState, Stats and metrics."""
     learning_rate = make_schedule(args)(train_state.step)
     # Train on obs as the policy saw it: the new statistics of obs apply from the next rollout on.
     # The new statistics of returns apply at once, since no rollout uses them.
@@ -578,8 +579,9 @@ def update(train_state, stats: Stats, storage: Storage, key, args: Args):
         return train_state.apply_gradients(grads=grads), losses
 
     def epoch(train_state, key):
-        order = shuffle(key, args.batch_size)  # one gather per epoch, not one per minibatch
+        order = shuffle(key, args.batch_size)
         shape = (args.num_minibatches, args.minibatch_size)
+        # Gathering once per epoch is faster than once per minibatch.
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
@@ -596,7 +598,7 @@ def shuffle(key, size: int) -> jax.Array:
 
     Faster than jax.random.permutation: each index is in the low bits of a random number, and
     sorting the numbers shuffles the indices. For size 3, two bits hold the index: 1011_00, 0010_01,
-    0111_10 sort to 1, 2, 0. Indices with equal random bits stay in order: about 64 pairs of 8192.
+    0111_10 sort to 1, 2, 0. With 8192 indices, about 64 pairs draw equal bits and stay in order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -620,7 +622,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
+    # These are PyTorch's names. "high" and "medium" allow TF32 on a GPU, as JAX does by default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     # Import these once in the fork server instead of in every async worker.
@@ -671,7 +673,7 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # not only at exit: Python would first wait for its threads
+        env.envs.close(terminate=True)  # at exit, Python would wait for the threads of env first
 
 
 # === Checkpoint =================================================================================
@@ -699,7 +701,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """Load a trained policy: policy(obs) returns the most likely action for each observation.
 
     obs (N, *obs_shape) and the actions are NumPy arrays. All actions are inside the bounds of the
-    action space. policy(obs, sample=True) draws the actions at random instead, as in training.
+    action space. policy(obs, sample=True) samples the actions instead, as in training.
     """
     info, args = load_info(folder)
     agent = Agent(args.hidden_sizes, info["action_dim"])
@@ -722,7 +724,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You can stop reading here. The rest writes the run folder, and is the same in every script.
+# You can stop reading here. The rest manages the run folder, and is the same in every script.
 class RunLog:
     """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
@@ -764,19 +766,20 @@ class RunLog:
             "script": Path(__file__).stem,
             "script_sha256": digest,
             "status": "running",
-            "started": time.time(),
+            "started": time.time(),  # or resumed
             "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
-        lines = [x for x in self.metrics.readlines()[:iteration] if x.endswith("\n")]
+        # Keep the complete lines of iterations before the checkpoint.
+        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
         lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         if len(lines) < iteration:
             self.show(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))
         if lines:
-            self.start -= json.loads(lines[-1])["time/elapsed"]
+            self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
@@ -803,8 +806,8 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
-        self.show(f"Writing to {self.dir}. Compilation can slow down the first iteration.")
-        self.show("Press Ctrl-C once to stop after an iteration, twice to stop at once.")
+        self.show(f"Writing to {self.dir}. The first iteration can take longer.")
+        self.show("Press Ctrl-C to stop after the iteration, and again to stop immediately.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -816,7 +819,7 @@ class RunLog:
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
-        row["charts/SPS"] = self.steps_per_iteration / (end - start)
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # of this iteration only
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
         if middle:
@@ -828,7 +831,8 @@ class RunLog:
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             self.show(text)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
-        is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
+        # DQN and SAC log charts/updates; it is 0, and losses are NaN, until they train.
+        is_training = row.get("charts/updates", 1) > 0
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
             self.show(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.")
             self.has_diverged = True
@@ -843,14 +847,14 @@ class RunLog:
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text if possible: Ctrl-C ends tee in `| tee log.txt`, and a terminal can close."""
+        """Print text, unless the output is closed: Ctrl-C ends `| tee log.txt`, for example."""
         try:
             print(text, flush=True)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
+        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -867,7 +871,10 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self) -> None:
-        """Record how the run ended, and print the command that resumes or evaluates it."""
+        """Record how the run ended, and print the command that resumes or evaluates it.
+
+        If a signal stopped the run, exit with status 128 + its number, as shells do.
+        """
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
@@ -877,16 +884,17 @@ class RunLog:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
         script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
-        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
+        uses_uv = "UV_RUN_RECURSION_DEPTH" in os.environ  # set by uv run
+        python = "uv run" if uses_uv else quote(sys.orig_argv[0])
         if not is_complete:
             self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
         self.show(f"Saved to {self.dir}")
-        if python == "uv run":
-            python += f" --with-requirements {script}"
+        if uses_uv:
+            python += f" --with-requirements {script}"  # evaluate.py imports this script
         # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
-        for parent in Path(__file__).parents[:2]:
+        for parent in Path(__file__).parents[:2]:  # this folder, or the one above more/
             if (parent / "evaluate.py").exists():
                 program = quote(os.path.relpath(parent / "evaluate.py"))
                 self.show(f"Evaluate with: {python} {program} {folder}{flags}")
@@ -931,7 +939,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
-    # checkpoint.new is left over from a save that did not finish.
+    # The suffix depends on the framework; .new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -948,6 +956,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # not from this script; status 0 would look like success
+        if not error.code:  # status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

@@ -8,7 +8,7 @@
     python more/sac_linen.py --env-id Pendulum-v1 --seed 1
     python more/sac_linen.py mujoco --env-id my_module:MyEnv --seed 1  # with the MuJoCo settings
 
-Start reading at Agent:
+Start reading at Agent. The main ideas:
 - draw_action() squashes Gaussian samples to [-1, 1]. The replay buffer stores these
   actions, and VecEnv.step() maps them to the bounds.
 - sac_loss() adds up three losses. stop_gradient keeps each loss from training the parameters of
@@ -63,14 +63,14 @@ class Args:
     learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps per environment and iteration; metrics are logged per iteration
+    num_steps: int = 200  # steps of each environment per iteration; each is logged
     gamma: float = 0.99  # discount factor
     buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
     train_frequency: int = 2  # environment steps per update
     learning_starts: int = 1_000  # environment steps with random actions, before the first update
     tau: float = 0.01  # target smoothing coefficient
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor and of each critic
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layer sizes of the actor and of each critic
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
@@ -91,21 +91,21 @@ class Args:
         for name in ("gamma", "tau"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be between 0 and 1")
-        if not self.learning_rate >= 0:
+        if not self.learning_rate >= 0:  # also true for NaN
             raise ValueError("--learning-rate must not be negative")
         if self.buffer_size % self.num_envs != 0:
-            raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
+            raise ValueError(f"--buffer-size must be a multiple of --num-envs ({self.num_envs})")
         steps = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // steps
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
+            raise ValueError(f"--total-timesteps must be at least one iteration ({steps})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
         if min(self.hidden_sizes, default=1) < 1:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: array shapes or the position in the learning rate schedule would
-# no longer match the checkpoint.
+# --resume cannot change these. They determine what a checkpoint contains, and how many environment
+# steps and optimizer steps an iteration takes.
 FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
 
 
@@ -127,7 +127,7 @@ def parse_args() -> Args:
         hidden_sizes=(256, 256),
     )
     default = "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings."
-    paper = "Settings from Haarnoja et al. 2018 (arXiv 1812.05905), with CleanRL's random start."
+    paper = "Settings from Haarnoja et al. 2018 (arXiv 1812.05905), starting with random actions."
     presets = {"pendulum": (default, Args()), "mujoco": (paper, mujoco)}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
@@ -173,15 +173,16 @@ class VecEnv:
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
-        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset but not from step, so every
-        # function of the state would compile twice. astype makes the types strong.
+        reset = jax.vmap(partial(self.env.reset, params=self.params))
+        obs, inner = reset(jax.random.split(reset_key, self.num_envs))
+        # Some environments return weakly typed arrays from reset but not from step, so a function
+        # that takes them would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
         return obs, EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Step with action (N, action_dim), mapped from [-1, 1] to the bounds and clipped.
+        """Map action (N, action_dim) from [-1, 1] to the bounds, clip it, and step.
 
         Return obs (after any restart), the state and the results.
         """
@@ -189,6 +190,7 @@ class VecEnv:
         action = to_bounds(action, self.action_low, self.action_high)
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
+        # gymnax restarts finished environments in the same step.
         step = jax.vmap(partial(self.env.step, params=self.params))
         obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
         reward = reward.astype(jnp.float32)
@@ -198,7 +200,7 @@ class VecEnv:
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": info["final_observation"],
+            "next_obs": info["final_observation"],  # set in every step
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
@@ -210,7 +212,8 @@ class VecEnv:
 
 def to_bounds(action, low, high):
     """Map actions from [-1, 1] to [low, high] and clip them, in the dtype of the bounds."""
-    return (low / 2 + high / 2 + (high / 2 - low / 2) * action).clip(low, high).astype(low.dtype)
+    half_range = high / 2 - low / 2  # high - low could overflow
+    return (low / 2 + high / 2 + half_range * action).clip(low, high).astype(low.dtype)
 
 
 # === Agent ======================================================================================
@@ -240,7 +243,7 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """Two estimates of Q(obs, action), the return including the entropy of later actions."""
+    """Two estimates of Q(obs, action): the return and a bonus for the entropy of later actions."""
 
     hidden_sizes: tuple[int, ...]
 
@@ -346,7 +349,7 @@ def updates_due(replay: Replay, args: Args) -> jax.Array:
 
 
 def updates_after(steps, args: Args) -> jax.Array:
-    """Total number of updates due after `steps` environment steps, for any num_envs."""
+    """Total number of updates due after `steps` steps, counted over all environments."""
     return jnp.maximum(steps - args.learning_starts, 0) // args.train_frequency
 
 
@@ -361,10 +364,10 @@ def act(train_state, obs, key, is_random):
 
 
 def draw_action(mean, log_std, noise):
-    """Squash Gaussian samples with tanh. Return them, (B, action_dim), and their logprob, (B,)."""
+    """Sample from a Gaussian and apply tanh. Return action (B, action_dim) and logprob (B,)."""
     x = mean + jnp.exp(log_std) * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
-    # Equals log(1 - tanh(x)**2), the log of tanh's slope, which float32 rounds to log(0) for x > 9.
+    # This is log(1 - tanh(x)**2), the log of tanh's slope, but never log(0), even for x > 9.
     # SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
     log_slope = 2 * (math.log(2) - x - nn.softplus(-2 * x))
     return jnp.tanh(x), (logprob - log_slope).sum(-1)
@@ -385,7 +388,7 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
 def sac_loss(params, train_state, batch: Transition, noise, args: Args):
     """Sum of the critic, actor and alpha losses (Haarnoja et al. 2018), and the metrics to log.
 
-    noise (2, B, action_dim) samples the actions at next_obs and at obs.
+    noise (2, B, action_dim) is for sampling the actions at next_obs and at obs.
     """
     actor_fn, critics_fn = train_state.actor_fn, train_state.critics_fn
     fixed = jax.lax.stop_gradient(params)  # parameters that a loss must not train
@@ -422,15 +425,15 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
 def update(train_state, losses, batch: Transition, noise, learning_rate, args: Args):
     """Train on a batch, then move the target critics toward the critics.
 
-    Return the new TrainState, and losses plus the losses of this update.
+    Return the new TrainState, and losses with the losses of this update added.
     """
     # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
     # All losses use the parameters from before the update, as in Brax. SB3 (alpha, critics, actor)
     # and CleanRL (critics, actor, alpha) update in turn, so their actor sees the new critics.
     loss_fn = partial(sac_loss, train_state=train_state, batch=batch, noise=noise, args=args)
     grads, new_losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
-    direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
-    params = optax.tree.add_scale(train_state.params, -learning_rate, direction)
+    updates, opt_state = train_state.tx.update(grads, train_state.opt_state)
+    params = optax.tree.add_scale(train_state.params, -learning_rate, updates)
     old = train_state.target_params
     target_params = optax.incremental_update(params["critics"], old, args.tau)
     train_state = train_state.replace(
@@ -510,7 +513,7 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
+    # These are PyTorch's names. "high" and "medium" allow TF32 on a GPU, as JAX does by default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
@@ -552,7 +555,7 @@ def train(args: Args) -> None:
         first = iteration * log.steps_per_iteration
         steps = np.arange(first, first + log.steps_per_iteration, args.num_envs)
         is_random = steps < args.learning_starts  # (num_steps,)
-        # Decay by iteration: a schedule counts updates, which start after learning_starts.
+        # Decay per iteration: a schedule would count updates, which start after learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
         # Deriving the keys from the iteration number keeps them out of the checkpoint.
@@ -585,7 +588,7 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
-    # Flax cannot serialize the classes in env_state, so only their arrays are saved.
+    # Only arrays are saved: Flax may not be able to serialize the classes of a custom environment.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     new.write_bytes(to_bytes(checkpoint))  # sync
@@ -616,7 +619,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """Load a trained policy: policy(obs) returns the squashed mean action for each observation.
 
     obs (N, *obs_shape) and the actions are NumPy arrays. All actions are inside the bounds of the
-    action space. policy(obs, sample=True) draws the actions at random instead, as in training.
+    action space. policy(obs, sample=True) samples the actions instead, as in training.
     """
     info, args = load_info(folder)
     actor = Actor(args.hidden_sizes, info["action_dim"])
@@ -636,7 +639,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You can stop reading here. The rest writes the run folder, and is the same in every script.
+# You can stop reading here. The rest manages the run folder, and is the same in every script.
 class RunLog:
     """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
@@ -678,19 +681,20 @@ class RunLog:
             "script": Path(__file__).stem,
             "script_sha256": digest,
             "status": "running",
-            "started": time.time(),
+            "started": time.time(),  # or resumed
             "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
-        lines = [x for x in self.metrics.readlines()[:iteration] if x.endswith("\n")]
+        # Keep the complete lines of iterations before the checkpoint.
+        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
         lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         if len(lines) < iteration:
             self.show(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
-        self.metrics.truncate(len("".join(lines)))  # drop lines logged after the checkpoint
+        self.metrics.truncate(len("".join(lines)))
         if lines:
-            self.start -= json.loads(lines[-1])["time/elapsed"]
+            self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
         for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
@@ -717,8 +721,8 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
-        self.show(f"Writing to {self.dir}. Compilation can slow down the first iteration.")
-        self.show("Press Ctrl-C once to stop after an iteration, twice to stop at once.")
+        self.show(f"Writing to {self.dir}. The first iteration can take longer.")
+        self.show("Press Ctrl-C to stop after the iteration, and again to stop immediately.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -730,7 +734,7 @@ class RunLog:
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
-        row["charts/SPS"] = self.steps_per_iteration / (end - start)
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # of this iteration only
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
         if middle:
@@ -742,7 +746,8 @@ class RunLog:
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             self.show(text)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
-        is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
+        # DQN and SAC log charts/updates; it is 0, and losses are NaN, until they train.
+        is_training = row.get("charts/updates", 1) > 0
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
             self.show(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.")
             self.has_diverged = True
@@ -757,14 +762,14 @@ class RunLog:
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text if possible: Ctrl-C ends tee in `| tee log.txt`, and a terminal can close."""
+        """Print text, unless the output is closed: Ctrl-C ends `| tee log.txt`, for example."""
         try:
             print(text, flush=True)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. It shows at most 1000 points per curve, so skip the others."""
+        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -781,7 +786,10 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self) -> None:
-        """Record how the run ended, and print the command that resumes or evaluates it."""
+        """Record how the run ended, and print the command that resumes or evaluates it.
+
+        If a signal stopped the run, exit with status 128 + its number, as shells do.
+        """
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
@@ -791,16 +799,17 @@ class RunLog:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
         script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
-        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
+        uses_uv = "UV_RUN_RECURSION_DEPTH" in os.environ  # set by uv run
+        python = "uv run" if uses_uv else quote(sys.orig_argv[0])
         if not is_complete:
             self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
         self.show(f"Saved to {self.dir}")
-        if python == "uv run":
-            python += f" --with-requirements {script}"
+        if uses_uv:
+            python += f" --with-requirements {script}"  # evaluate.py imports this script
         # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
-        for parent in Path(__file__).parents[:2]:
+        for parent in Path(__file__).parents[:2]:  # this folder, or the one above more/
             if (parent / "evaluate.py").exists():
                 program = quote(os.path.relpath(parent / "evaluate.py"))
                 self.show(f"Evaluate with: {python} {program} {folder}{flags}")
@@ -845,7 +854,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
-    # checkpoint.new is left over from a save that did not finish.
+    # The suffix depends on the framework; .new is left over from a save that did not finish.
     has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
     if info["iteration"] > 0 and not has_checkpoint:
         fail(f"--resume: the checkpoint in {args.resume} is missing")
@@ -862,6 +871,6 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # not from this script; status 0 would look like success
+        if not error.code:  # status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise

@@ -17,8 +17,8 @@ CONTINUOUS, CONTINUOUS_GYMNASIUM = "ppo_continuous_linen", "ppo_continuous_linen
 BAD = [
     ("ppo_linen", "--seed 4294967296", "--seed must be between 0 and 2**32 - 1"),
     ("ppo_linen", "--num-envs many", "invalid literal for int"),
-    ("ppo_linen", "--num-minibatches 7", "--num-minibatches must divide the batch size, 8192"),
-    ("ppo_linen", "--total-timesteps 8191", "--total-timesteps must be at least one batch, 8192"),
+    ("ppo_linen", "--num-minibatches 7", "--num-minibatches must divide the batch size (8192)"),
+    ("ppo_linen", "--total-timesteps 8191", "--total-timesteps must be at least one batch (8192)"),
     ("ppo_linen", "--env-id LunarLander-v3", "more/ppo_linen_gymnasium.py"),
     ("ppo_linen", "--num-envs 0", "--num-envs must be at least 1"),
     ("ppo_torch", "--update-epochs 0", "--update-epochs must be at least 1"),

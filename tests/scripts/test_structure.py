@@ -44,7 +44,7 @@ if __name__ == "__main__":
     try:
         train(args)
     except SystemExit as error:
-        if not error.code:  # not from this script; status 0 would look like success
+        if not error.code:  # status 0 would look like success
             raise RuntimeError("the environment called sys.exit()") from error
         raise
 """
@@ -140,31 +140,31 @@ def test_functions_are_identical_in_all_scripts(wanted, names):
         ("ppo_torch_compile", "ppo_torch_vmap", 275),
         ("ppo_linen", "ppo_linen_sharded", 139),
         ("ppo_torch", "ppo_torch_ddp", 195),
-        ("ppo_linen", "ppo_linen_gymnasium", 313),
-        ("ppo_torch", "ppo_torch_gymnasium", 341),
+        ("ppo_linen", "ppo_linen_gymnasium", 315),
+        ("ppo_torch", "ppo_torch_gymnasium", 343),
         ("ppo_linen_gymnasium", "ppo_torch_gymnasium", 352),
-        ("ppo_linen", "ppo_rnn_linen", 203),
+        ("ppo_linen", "ppo_rnn_linen", 207),
         ("ppo_rnn_linen", "ppo_rnn_nnx", 127),
         ("ppo_rnn_linen", "ppo_rnn_equinox", 148),
-        ("ppo_torch", "ppo_rnn_torch", 204),
-        ("ppo_linen", "ppo_continuous_linen", 236),
-        ("ppo_torch", "ppo_continuous_torch", 237),
+        ("ppo_torch", "ppo_rnn_torch", 213),
+        ("ppo_linen", "ppo_continuous_linen", 237),
+        ("ppo_torch", "ppo_continuous_torch", 238),
         ("ppo_continuous_linen", "ppo_continuous_nnx", 106),
         ("ppo_continuous_linen", "ppo_continuous_equinox", 139),
         ("ppo_continuous_linen", "ppo_continuous_torch", 479),
         ("ppo_linen_gymnasium", "ppo_continuous_linen_gymnasium", 265),
         ("ppo_torch_gymnasium", "ppo_continuous_torch_gymnasium", 250),
-        ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 343),
-        ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 369),
+        ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 345),
+        ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 371),
         ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 435),
         ("ppo_continuous_torch_gymnasium", "ppo_continuous_torch_compile_gymnasium", 169),
-        ("ppo_linen_gymnasium", "ppo_cnn_linen_gymnasium", 390),
-        ("ppo_torch_gymnasium", "ppo_cnn_torch_gymnasium", 342),
+        ("ppo_linen_gymnasium", "ppo_cnn_linen_gymnasium", 396),
+        ("ppo_torch_gymnasium", "ppo_cnn_torch_gymnasium", 349),
         ("ppo_cnn_linen_gymnasium", "ppo_cnn_torch_gymnasium", 454),
         ("ppo_cnn_torch_gymnasium", "ppo_cnn_torch_compile_gymnasium", 171),
         ("dqn_linen", "dqn_torch", 515),
-        ("dqn_linen", "sac_linen", 467),
-        ("sac_linen", "sac_linen_gymnasium", 531),
+        ("dqn_linen", "sac_linen", 468),
+        ("sac_linen", "sac_linen_gymnasium", 534),
         ("sac_linen", "sac_torch", 560),
     ],
 )
