@@ -385,16 +385,16 @@ class Agent(nn.Module):
         images = obs[..., None] if obs.dim() == 3 else obs  # (B, H, W) -> (B, H, W, 1)
         if not self.channels_first:
             images = images.permute(0, 3, 1, 2)
-        x = images.contiguous(memory_format=torch.channels_last).float() / 255
+        x = images.contiguous(memory_format=torch.channels_last).float().div_(255)
         # Parameters stay float32; autocast computes these layers in bfloat16.
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.use_bfloat16):
             for conv in self.convs:
-                x = conv(x).relu()
+                x = conv(x).relu_()
             # Flattened in the order (C, H, W). Flax flattens in the order (H, W, C), so weights of
             # the first hidden layer must be permuted to move them between frameworks.
             x = x.flatten(1)
             for layer in self.hidden:
-                x = layer(x).relu()
+                x = layer(x).relu_()
         return x.float()
 
     def get_logits(self, obs):
@@ -683,7 +683,10 @@ def train(args: Args) -> None:
     value_fn = torch.no_grad()(agent.get_value)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        obs, storage = rollout(policy_fn, value_fn, obs, env, args)
+        # Autocast keeps the bfloat16 copies of weights until its outermost context ends. Without
+        # this context, every step would convert the weights again.
+        with torch.autocast(device.type, enabled=False):
+            obs, storage = rollout(policy_fn, value_fn, obs, env, args)
         middle = 0.0
         if args.sync_for_timing:
             if device.type == "cuda":
