@@ -53,6 +53,7 @@ from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from flax.training.train_state import TrainState
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
+from jax.ad_checkpoint import checkpoint_name
 from jax.nn.initializers import orthogonal
 from tensorboard.summary import Writer
 
@@ -392,9 +393,11 @@ class Agent(nn.Module):
         if self.on_cpu and len(images) > 8 and len(images) % 8 == 0:
             # Eight images at a time fit in the cache of a core, which is much faster.
             chunks = images.reshape(-1, 8, *images.shape[1:])
-            scan = nn.scan(
-                Agent.convolve_images, variable_broadcast="params", split_rngs={"params": False}
-            )
+            # For the gradient, store only the outputs of the convolutions. It is faster to compute
+            # the float images and the ReLUs again than to write them to memory and read them back.
+            policy = jax.checkpoint_policies.save_only_these_names("convolution")
+            body = nn.remat(Agent.convolve_images, policy=policy)
+            scan = nn.scan(body, variable_broadcast="params", split_rngs={"params": False})
             _, x = scan(self, None, chunks)
         else:
             _, x = self.convolve_images(None, images)
@@ -409,7 +412,7 @@ class Agent(nn.Module):
         """Apply the convolutions. nn.scan requires a carry, which is None here."""
         x = images.astype(jnp.float32) / 255
         for conv in self.convs:
-            x = nn.relu(conv(x))
+            x = nn.relu(checkpoint_name(conv(x), "convolution"))
         return carry, x
 
     def get_logits(self, obs):
@@ -430,7 +433,7 @@ def convolve(images, kernel, strides, padding, **unused):
     """Convolve (B, H, W, C) without padding. nn.Conv calls it instead of conv_general_dilated.
 
     In a compiled loop on a CPU, XLA computes the kernel gradient very slowly (jax-ml/jax#12868).
-    It is fast when written as a convolution whose batch axis is C and whose channel axis is B.
+    It is fast when written as a convolution of one image with height H, width W * C and B channels.
     """
     if padding != "VALID":
         raise ValueError(f"convolve needs padding='VALID', not {padding!r}")
@@ -449,13 +452,15 @@ def convolution_forward(images, kernel, strides):
 def convolution_gradients(strides, inputs, grad):
     """Gradients with respect to the images and the kernel."""
     images, kernel = inputs
-    height, width = kernel.shape[:2]
+    height, width, channels = kernel.shape[:3]
+    x = images.reshape(len(images), 1, images.shape[1], -1).transpose(1, 2, 3, 0)
     # The barriers keep XLA from undoing the transposes.
-    x, g = jax.lax.optimization_barrier((images.transpose(3, 1, 2, 0), grad.transpose(1, 2, 0, 3)))
+    x, g = jax.lax.optimization_barrier((x, grad.transpose(1, 2, 0, 3)))
+    dilation = (strides[0], strides[1] * channels)
     kernel_grad = jax.lax.conv_general_dilated(
-        x, g, (1, 1), "VALID", rhs_dilation=strides, dimension_numbers=AXES
+        x, g, (1, 1), "VALID", rhs_dilation=dilation, dimension_numbers=AXES
     )
-    kernel_grad = kernel_grad[:, :height, :width].transpose(1, 2, 0, 3)
+    kernel_grad = kernel_grad[0, :height, : width * channels].reshape(kernel.shape)
     flipped = jax.lax.optimization_barrier(kernel[::-1, ::-1].transpose(0, 1, 3, 2))
     # Rows and columns that the last stride did not reach get a gradient of 0.
     padding = [
