@@ -164,12 +164,12 @@ class ChannelsFirst(eager_torch.Agent):
     """The agent of the script, except that images stay (B, C, H, W) in memory."""
 
     def get_features(self, obs):
-        x = obs.float() / 255
+        x = obs.float().div_(255)
         for conv in self.convs:
-            x = conv(x).relu()
+            x = conv(x).relu_()
         x = x.flatten(1)
         for layer in self.hidden:
-            x = layer(x).relu()
+            x = layer(x).relu_()
         return x
 
 
