@@ -64,7 +64,7 @@ class Args:
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps of each environment per iteration; each is logged
+    num_steps: int = 625  # steps per environment in each iteration, which is logged once
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
@@ -112,8 +112,8 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these. They determine what a checkpoint contains, and how many environment
-# steps and optimizer steps an iteration takes.
+# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
+# number of environment steps.
 FIXED = ("env_id", "sticky_actions", "num_envs", "num_steps", "buffer_size")
 FIXED += ("hidden_sizes", "optimizer")
 
@@ -205,8 +205,7 @@ class VecEnv:
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
-        reset = jax.vmap(partial(self.env.reset, params=self.params))
-        obs, inner = reset(jax.random.split(reset_key, self.num_envs))
+        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
         # Some environments return weakly typed arrays from reset but not from step, so a function
         # that takes them would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
@@ -493,7 +492,7 @@ def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, en
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # These are PyTorch's names. "high" and "medium" allow TF32 on a GPU, as JAX does by default.
+    # As in PyTorch, "high" and "medium" allow TF32 on a GPU, which JAX does by default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
@@ -562,7 +561,7 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
-    # Only arrays are saved: Flax may not be able to serialize the classes of a custom environment.
+    # Of env_state, save only the arrays: Flax may not support the classes of an environment.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     num_added = int(checkpoint.replay.num_added)
     in_use = jax.tree.map(lambda x: np.asarray(x)[:num_added], checkpoint.replay.transitions)
@@ -731,7 +730,7 @@ class RunLog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve. Skip other rows."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:

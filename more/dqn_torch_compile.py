@@ -69,7 +69,7 @@ class Args:
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps of each environment per iteration; each is logged
+    num_steps: int = 625  # steps per environment in each iteration, which is logged once
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
@@ -117,8 +117,8 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these. They determine what a checkpoint contains, and how many environment
-# steps and optimizer steps an iteration takes.
+# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
+# number of environment steps.
 FIXED = ("env_id", "sticky_actions", "num_envs", "num_steps", "buffer_size")
 FIXED += ("hidden_sizes", "optimizer")
 
@@ -210,8 +210,7 @@ class VecEnv:
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
-        reset = jax.vmap(partial(self.env.reset, params=self.params))
-        obs, inner = reset(jax.random.split(reset_key, self.num_envs))
+        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
         # Some environments return weakly typed arrays from reset but not from step, so a function
         # that takes them would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
@@ -383,7 +382,7 @@ class Replay:
         start = self.num_added % self.args.buffer_size
         step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
         for buffer, new in zip(self.transitions, step, strict=True):
-            # This never wraps around: buffer_size is a multiple of num_envs.
+            # A slice never crosses the end, since buffer_size is a multiple of num_envs.
             buffer[start : start + len(new)] = torch.as_tensor(new)
         self.num_added += len(obs)
 
@@ -526,7 +525,7 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # These are PyTorch's names. "high" and "medium" allow TF32 on a GPU, as JAX does by default.
+    # As in PyTorch, "high" and "medium" allow TF32 on a GPU, which JAX does by default.
     torch.set_float32_matmul_precision(args.matmul_precision)
     torch.backends.cudnn.allow_tf32 = args.matmul_precision != "highest"  # for convolutions
     precision = "highest" if args.matmul_precision == "highest" else "default"
@@ -814,7 +813,7 @@ class RunLog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve. Skip other rows."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:

@@ -87,7 +87,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (512,)  # sizes of the hidden layers after the convolutions
     precision: Literal["float32", "bfloat16"] = "float32"  # compute dtype of conv and hidden layers
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    vectorization: Literal["sync", "async"] = "sync"  # for custom environments; async: processes
+    vectorization: Literal["sync", "async"] = "sync"  # custom environments; async: own processes
     sync_for_timing: bool = False  # wait for the device after each rollout, to time it separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
@@ -127,8 +127,8 @@ class Args:
         self.conv_layers = tuple(zip(*conv_sizes, strict=True))
 
 
-# --resume cannot change these. They determine what a checkpoint contains, and how many environment
-# steps and optimizer steps an iteration takes.
+# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
+# number of environment steps or optimizer steps.
 FIXED = ("env_id", "image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs")
 FIXED += ("channels_first", "conv_channels", "conv_kernels", "conv_strides", "hidden_sizes")
 
@@ -138,7 +138,7 @@ def parse_args() -> Args:
     saved = args_to_resume()  # with --resume, the run's arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
-    # For Atari, commands can name a preset as in other scripts, although it equals the defaults.
+    # The preset equals the defaults; it is for commands that name one, as with other scripts.
     presets = {"atari": ("Settings from CleanRL's ppo_atari.py, which are the defaults.", Args())}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
@@ -218,7 +218,7 @@ class VecEnv:
         self.action_space = space
         self.num_actions = int(space.n)
         self.obs_shape = obs_space.shape
-        # Atari images are (stacked frames, H, W). To images (H, W), the agent adds a last axis.
+        # Atari images are (stacked frames, H, W). The agent adds an axis to images (H, W).
         self.channels_first = self.is_atari or (channels_first and len(self.obs_shape) == 3)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
@@ -285,7 +285,7 @@ def make_atari(env_id: str, num_envs: int, **options: Any) -> gymnasium.vector.V
     return gymnasium.make_vec(
         f"ale_py:{env_id.removeprefix('ale_py:')}",  # this prefix makes Gymnasium import ale_py
         num_envs,
-        "vector_entry_point",  # ale-py's vector environment; VecEnv resets it before its autoreset
+        "vector_entry_point",  # of ale-py; it has an autoreset, but VecEnv resets it before
         noop_max=30,  # a game starts with up to 30 no-op steps
         use_fire_reset=True,  # then FIRE is pressed, if the game has that button
         frameskip=4,  # frames per step; the maximum of the last two is used
@@ -300,7 +300,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # {} becomes None
+        returned = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -778,7 +778,7 @@ def train(args: Args) -> None:
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Autocast keeps the bfloat16 copies of weights until its outermost context ends. Without
-        # this context, every step would convert the weights again.
+        # this context, every step on a CPU would convert the weights again.
         with torch.autocast(device.type, enabled=False):
             obs, storage = rollout(policy_fn, value_fn, obs, env, args)
         middle = 0.0
@@ -805,7 +805,7 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # at exit, Python would wait for the threads of env first
+        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
 
 
 # === Checkpoint =================================================================================
@@ -987,7 +987,7 @@ class RunLog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve. Skip other rows."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:

@@ -117,8 +117,8 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these. They determine what a checkpoint contains, and how many environment
-# steps and optimizer steps an iteration takes.
+# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
+# number of environment steps or optimizer steps.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 
 
@@ -269,7 +269,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # {} becomes None
+        returned = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -646,7 +646,7 @@ def train(args: Args) -> None:
         # The state_dicts also restore the old settings. Apply those of the command line.
         optimizer.param_groups[0]["eps"] = args.adam_eps
         scheduler.base_lrs = [args.learning_rate]
-        factor = learning_rate_factor(scheduler.last_epoch, args)  # counts optimizer steps
+        factor = learning_rate_factor(scheduler.last_epoch, args)  # last_epoch counts steps
         optimizer.param_groups[0]["lr"] = args.learning_rate * factor
         set_rng_state(checkpoint["rng_state"])
     obs = torch.from_numpy(env.reset(iteration)).to(device)
@@ -688,7 +688,7 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # at exit, Python would wait for the threads of env first
+        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
 
 
 # === Checkpoint =================================================================================
@@ -876,7 +876,7 @@ class RunLog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve. Skip other rows."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:

@@ -39,7 +39,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # more threads make orthogonal() 10x slower
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads slow down orthogonal() for wide layers
 
 import jax
 
@@ -120,8 +120,8 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these. They determine what a checkpoint contains, and how many environment
-# steps and optimizer steps an iteration takes.
+# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
+# number of environment steps or optimizer steps.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 
 
@@ -164,8 +164,7 @@ class VecEnv:
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
-        reset = jax.vmap(partial(self.env.reset, params=self.params))
-        obs, inner = reset(jax.random.split(reset_key, self.num_envs))
+        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
         # Some environments return weakly typed arrays from reset but not from step, so a function
         # that takes them would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
@@ -440,7 +439,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # These are PyTorch's names. "high" and "medium" allow TF32 on a GPU, as JAX does by default.
+    # As in PyTorch, "high" and "medium" allow TF32 on a GPU, which JAX does by default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     # Auto: XLA chooses the sharding wherever the code does not specify it.
@@ -548,7 +547,7 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
-    # Only arrays are saved: Flax may not be able to serialize the classes of a custom environment.
+    # Of env_state, save only the arrays: Flax may not support the classes of an environment.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     new.write_bytes(to_bytes(checkpoint))  # sync
@@ -715,7 +714,7 @@ class RunLog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve. Skip other rows."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:

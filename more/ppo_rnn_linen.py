@@ -36,7 +36,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # more threads make orthogonal() 10x slower
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads slow down orthogonal() for wide layers
 
 import gymnax
 import jax
@@ -104,7 +104,7 @@ class Args:
         self.num_iterations = self.total_timesteps // self.batch_size
         self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
         if self.num_envs % self.num_minibatches != 0:
-            raise ValueError(f"--num-minibatches must divide --num-envs, {self.num_envs}")
+            raise ValueError(f"--num-minibatches must divide --num-envs ({self.num_envs})")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
@@ -112,8 +112,8 @@ class Args:
             raise ValueError("--hidden-sizes needs one size or more, each at least 1")
 
 
-# --resume cannot change these. They determine what a checkpoint contains, and how many environment
-# steps and optimizer steps an iteration takes.
+# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
+# number of environment steps or optimizer steps.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 FIXED += ("gru_hidden_size", "feed_back")
 
@@ -160,8 +160,7 @@ class VecEnv:
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
-        reset = jax.vmap(partial(self.env.reset, params=self.params))
-        obs, inner = reset(jax.random.split(reset_key, self.num_envs))
+        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
         # Some environments return weakly typed arrays from reset but not from step, so a function
         # that takes them would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
@@ -464,7 +463,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # These are PyTorch's names. "high" and "medium" allow TF32 on a GPU, as JAX does by default.
+    # As in PyTorch, "high" and "medium" allow TF32 on a GPU, which JAX does by default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs, args.feed_back)
@@ -526,7 +525,7 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
-    # Only arrays are saved: Flax may not be able to serialize the classes of a custom environment.
+    # Of env_state, save only the arrays: Flax may not support the classes of an environment.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     new.write_bytes(to_bytes(checkpoint))  # sync
@@ -701,7 +700,7 @@ class RunLog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve. Skip other rows."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:

@@ -115,8 +115,8 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these. They determine what a checkpoint contains, and how many environment
-# steps and optimizer steps an iteration takes.
+# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
+# number of environment steps or optimizer steps.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 
 
@@ -159,8 +159,7 @@ class VecEnv:
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
-        reset = jax.vmap(partial(self.env.reset, params=self.params))
-        obs, inner = reset(jax.random.split(reset_key, self.num_envs))
+        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
         # Some environments return weakly typed arrays from reset but not from step, so a function
         # that takes them would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
@@ -301,7 +300,7 @@ def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
         logits, action = policy_fn(obs, step_noise)
         new_obs, env_state, result = step_fn(env_state, to_jax(action))
         steps.append((obs, action, logits))
-        results.append(result)  # stacked, then shared with PyTorch, after the loop
+        results.append(result)  # stacked after the loop
         obs = to_torch(new_obs)  # sync on a CPU
 
     # Turn one tuple per step into one tensor per field, (T, N, ...).
@@ -481,7 +480,7 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # These are PyTorch's names. "high" and "medium" allow TF32 on a GPU, as JAX does by default.
+    # As in PyTorch, "high" and "medium" allow TF32 on a GPU, which JAX does by default.
     torch.set_float32_matmul_precision(args.matmul_precision)
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
@@ -514,7 +513,7 @@ def train(args: Args) -> None:
         # The state_dicts also restore the old settings. Apply those of the command line.
         optimizer.param_groups[0]["eps"] = args.adam_eps
         scheduler.base_lrs = [args.learning_rate]
-        factor = learning_rate_factor(scheduler.last_epoch, args)  # counts optimizer steps
+        factor = learning_rate_factor(scheduler.last_epoch, args)  # last_epoch counts steps
         optimizer.param_groups[0]["lr"] = args.learning_rate * factor
         obs = checkpoint["obs"].numpy()
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
@@ -784,7 +783,7 @@ class RunLog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve. Skip other rows."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:

@@ -68,7 +68,7 @@ class Args:
     learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps of each environment per iteration; each is logged
+    num_steps: int = 200  # steps per environment in each iteration, which is logged once
     gamma: float = 0.99  # discount factor
     buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
@@ -109,8 +109,8 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these. They determine what a checkpoint contains, and how many environment
-# steps and optimizer steps an iteration takes.
+# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
+# number of environment steps.
 FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
 
 
@@ -132,7 +132,7 @@ def parse_args() -> Args:
         hidden_sizes=(256, 256),
     )
     default = "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings."
-    paper = "Settings from Haarnoja et al. 2018 (arXiv 1812.05905), starting with random actions."
+    paper = "Settings from Haarnoja et al. 2018 (arXiv 1812.05905); starts with random actions."
     presets = {"pendulum": (default, Args()), "mujoco": (paper, mujoco)}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
@@ -178,8 +178,7 @@ class VecEnv:
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
-        reset = jax.vmap(partial(self.env.reset, params=self.params))
-        obs, inner = reset(jax.random.split(reset_key, self.num_envs))
+        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
         # Some environments return weakly typed arrays from reset but not from step, so a function
         # that takes them would compile twice. astype makes the types strong.
         obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
@@ -266,7 +265,7 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """Two estimates of Q(obs, action): the return and a bonus for the entropy of later actions."""
+    """Two estimates of Q(obs, action), the return plus a bonus for the entropy of later actions."""
 
     def __init__(self, obs_size, action_dim, hidden_sizes):
         super().__init__()
@@ -331,7 +330,7 @@ class Replay:
         start = self.num_added % self.args.buffer_size
         step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
         for buffer, new in zip(self.transitions, step, strict=True):
-            # This never wraps around: buffer_size is a multiple of num_envs.
+            # A slice never crosses the end, since buffer_size is a multiple of num_envs.
             buffer[start : start + len(new)] = torch.as_tensor(new)
         self.num_added += len(obs)
 
@@ -368,7 +367,7 @@ def updates_after(steps: int, args: Args) -> int:
 # === Act ========================================================================================
 @torch.no_grad()
 def act(actor, obs, noise):
-    """Sample actions (N, action_dim) in [-1, 1], given obs and noise (N, action_dim)."""
+    """Sample actions in [-1, 1] from obs (N, *obs_shape) and noise: both (N, action_dim)."""
     mean, log_std = actor(obs)
     action, _ = draw_action(mean, log_std, noise)
     return action
@@ -488,7 +487,7 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # These are PyTorch's names. "high" and "medium" allow TF32 on a GPU, as JAX does by default.
+    # As in PyTorch, "high" and "medium" allow TF32 on a GPU, which JAX does by default.
     torch.set_float32_matmul_precision(args.matmul_precision)
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
@@ -772,7 +771,7 @@ class RunLog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve. Skip other rows."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:

@@ -70,7 +70,7 @@ class Args:
     learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps of each environment per iteration; each is logged
+    num_steps: int = 200  # steps per environment in each iteration, which is logged once
     gamma: float = 0.99  # discount factor
     buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
@@ -112,8 +112,8 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these. They determine what a checkpoint contains, and how many environment
-# steps and optimizer steps an iteration takes.
+# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
+# number of environment steps.
 FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
 
 
@@ -136,7 +136,7 @@ def parse_args() -> Args:
         hidden_sizes=(256, 256),
     )
     default = "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings."
-    paper = "Settings from Haarnoja et al. 2018 (arXiv 1812.05905), starting with random actions."
+    paper = "Settings from Haarnoja et al. 2018 (arXiv 1812.05905); starts with random actions."
     presets = {"pendulum": (default, Args()), "mujoco": (paper, mujoco)}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
@@ -258,7 +258,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # {} becomes None
+        returned = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -354,7 +354,7 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """Two estimates of Q(obs, action): the return and a bonus for the entropy of later actions."""
+    """Two estimates of Q(obs, action), the return plus a bonus for the entropy of later actions."""
 
     def __init__(self, obs_size, action_dim, hidden_sizes):
         super().__init__()
@@ -419,7 +419,7 @@ class Replay:
         start = self.num_added % self.args.buffer_size
         step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
         for buffer, new in zip(self.transitions, step, strict=True):
-            # This never wraps around: buffer_size is a multiple of num_envs.
+            # A slice never crosses the end, since buffer_size is a multiple of num_envs.
             buffer[start : start + len(new)] = torch.as_tensor(new)
         self.num_added += len(obs)
 
@@ -456,7 +456,7 @@ def updates_after(steps: int, args: Args) -> int:
 # === Act ========================================================================================
 @torch.no_grad()
 def act(actor, obs, noise):
-    """Sample actions (N, action_dim) in [-1, 1], given obs and noise (N, action_dim)."""
+    """Sample actions in [-1, 1] from obs (N, *obs_shape) and noise: both (N, action_dim)."""
     mean, log_std = actor(obs)
     action, _ = draw_action(mean, log_std, noise)
     return action
@@ -647,7 +647,7 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # at exit, Python would wait for the threads of env first
+        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
 
 
 # === Checkpoint =================================================================================
@@ -831,7 +831,7 @@ class RunLog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add at most about 1000 rows to TensorBoard, which shows no more points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve. Skip other rows."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
