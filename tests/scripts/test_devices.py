@@ -211,10 +211,11 @@ def one_rank_for_all(ranks, iterations, args):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_pytorch_ranks_train_as_one_rank_with_their_joined_minibatches(ranks, whole, tmp_path):
+    """On 4 ranks, the learning rate decays; it depends on the steps of all ranks."""
     folder = whole(DDP)
     if ranks == 4:
         words = command(DDP, "run", 4, "--runs-dir", tmp_path, *FLAGS)[1:]
-        run(ranks, DDP, *words, "--no-anneal-lr")
+        run(ranks, DDP, *words)
         folder = tmp_path / "run"
     args = replace(ppo_torch.Args(**info(folder)["args"]), matmul_precision="highest")
     agent, expected = one_rank_for_all(ranks, 4, args)
