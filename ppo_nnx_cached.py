@@ -14,7 +14,7 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with nnx.jit. nnx.cached_partial splits the objects only once.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_nnx.py to see what caching changes, or with ppo_nnx_tree.py to see tree mode.
+Compare with ppo_nnx.py to see what caching changes, or with ppo_nnx_tree.py for tree mode.
 """
 
 import argparse

@@ -15,7 +15,7 @@ Start reading at Agent. The main ideas:
 - train() is a plain loop: rollout, update, log, save.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_torch_compile.py to see what compiling changes, or with ppo_linen.py to see JAX.
+Compare with ppo_torch_compile.py to see what compiling changes, or with ppo_linen.py for JAX.
 """
 
 import argparse

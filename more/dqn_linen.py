@@ -15,7 +15,7 @@ Start reading at Agent. The main ideas:
   buffer, which lets XLA update it in place.
 Lines marked "# sync" wait for the device.
 
-Compare with dqn_torch.py to see PyTorch, or with dqn_linen_gymnasium.py to see Gymnasium
+Compare with dqn_torch.py for PyTorch, or with dqn_linen_gymnasium.py for Gymnasium
 environments.
 """
 
@@ -64,7 +64,7 @@ class Args:
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps per environment in each iteration, which is logged once
+    num_steps: int = 625  # steps per environment per iteration, which is one log entry
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
@@ -245,7 +245,7 @@ class Agent(nn.Module):
 
     @nn.compact
     def __call__(self, obs):  # (B, *obs_shape) -> (B, num_actions)
-        x = obs.astype(jnp.float32)
+        x = obs.astype(jnp.float32)  # not / 255: MinAtar's images contain only 0 and 1
         if obs.ndim == 4:
             x = nn.relu(dense(patches(x), 16))
         x = x.reshape(len(obs), -1)
@@ -377,10 +377,11 @@ def act(train_state, obs, key, epsilon):
 
 # === Loss =======================================================================================
 def td_target(selector_q, target_q_next, batch: Transition, args: Args):
-    """Targets (B,) for Q(obs, action), from two networks' Q(next_obs), (B, num_actions) each.
+    """Targets (B,) for Q(obs, action), from two arrays of Q(next_obs), each (B, num_actions).
 
-    selector_q chooses the next action, and target_q_next gives its value. A terminated episode has
-    no future value. A truncated one bootstraps from next_obs, like any other step.
+    selector_q chooses the next action, and target_q_next gives its value. Both come from the target
+    network unless double_q is on. A terminated episode has no future value. A truncated one
+    bootstraps from next_obs, like any other step.
     """
     best = selector_q.argmax(-1)
     future = jnp.where(batch.terminated, 0.0, value_of(best, target_q_next))

@@ -6,7 +6,7 @@
 """DQN in JAX with Flax Linen, and Gymnasium environments on the CPU.
 
     python more/dqn_linen_gymnasium.py --seed 1          # CartPole-v1
-    python more/dqn_linen_gymnasium.py minatar --seed 1  # Breakout, with MinAtar's settings
+    python more/dqn_linen_gymnasium.py minatar --seed 1  # Breakout; pip install minatar
 
 Start reading at Environment. The main ideas:
 - VecEnv steps the environments one after another (sync), or each in its own process (async). Both
@@ -18,7 +18,7 @@ Start reading at Environment. The main ideas:
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
 Lines marked "# sync" wait for the device.
 
-Compare with dqn_linen.py to see environments in JAX, or with dqn_torch_gymnasium.py to see PyTorch.
+Compare with dqn_linen.py for environments in JAX, or with dqn_torch_gymnasium.py for PyTorch.
 """
 
 import argparse
@@ -64,7 +64,7 @@ class Args:
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps per environment in each iteration, which is logged once
+    num_steps: int = 625  # steps per environment per iteration, which is one log entry
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
@@ -332,7 +332,7 @@ class Agent(nn.Module):
 
     @nn.compact
     def __call__(self, obs):  # (B, *obs_shape) -> (B, num_actions)
-        x = obs.astype(jnp.float32)
+        x = obs.astype(jnp.float32)  # not / 255: MinAtar's images contain only 0 and 1
         if obs.ndim == 4:
             bound = 1 / math.sqrt(9 * obs.shape[-1])  # as in dense
             init = partial(jax.random.uniform, minval=-bound, maxval=bound)
@@ -370,7 +370,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) ->
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
-    """Transitions; B is num_envs, batch_size or buffer_size."""
+    """Transitions; B is batch_size or buffer_size."""
 
     obs: np.ndarray  # (B, *obs_shape), what the policy saw
     action: np.ndarray  # (B,) int32
@@ -451,10 +451,11 @@ def act(q, epsilon: float, rng: np.random.Generator) -> np.ndarray:
 
 # === Loss =======================================================================================
 def td_target(selector_q, target_q_next, batch: Transition, args: Args):
-    """Targets (B,) for Q(obs, action), from two networks' Q(next_obs), (B, num_actions) each.
+    """Targets (B,) for Q(obs, action), from two arrays of Q(next_obs), each (B, num_actions).
 
-    selector_q chooses the next action, and target_q_next gives its value. A terminated episode has
-    no future value. A truncated one bootstraps from next_obs, like any other step.
+    selector_q chooses the next action, and target_q_next gives its value. Both come from the target
+    network unless double_q is on. A terminated episode has no future value. A truncated one
+    bootstraps from next_obs, like any other step.
     """
     best = selector_q.argmax(-1)
     future = jnp.where(batch.terminated, 0.0, value_of(best, target_q_next))
@@ -589,7 +590,8 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
+        # Do not leave this to atexit: Python would first wait for threads started by env.
+        env.envs.close(terminate=True)
 
 
 # === Checkpoint =================================================================================

@@ -6,7 +6,7 @@
 """DQN in eager PyTorch, with Gymnasium environments on the CPU.
 
     python more/dqn_torch_gymnasium.py --seed 1          # CartPole-v1
-    python more/dqn_torch_gymnasium.py minatar --seed 1  # Breakout, with MinAtar's settings
+    python more/dqn_torch_gymnasium.py minatar --seed 1  # Breakout; pip install minatar
 
 Start reading at Environment. The main ideas:
 - VecEnv steps the environments one after another (sync), or each in its own process (async). Both
@@ -19,7 +19,7 @@ Start reading at Environment. The main ideas:
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
 Lines marked "# sync" wait for the device.
 
-Compare with dqn_torch.py to see environments in JAX, or with dqn_linen_gymnasium.py to see JAX.
+Compare with dqn_torch.py for environments in JAX, or with dqn_linen_gymnasium.py for JAX.
 """
 
 import argparse
@@ -65,7 +65,7 @@ class Args:
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps per environment in each iteration, which is logged once
+    num_steps: int = 625  # steps per environment per iteration, which is one log entry
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
@@ -340,7 +340,7 @@ class Agent(nn.Module):
         self.output = nn.Linear(sizes[-1], num_actions)
 
     def forward(self, obs):  # (B, *obs_shape) -> (B, num_actions)
-        x = obs.float()
+        x = obs.float()  # not divided by 255: MinAtar's images contain only 0 and 1
         if obs.ndim == 4:
             x = self.conv(x.permute(0, 3, 1, 2)).relu()  # PyTorch convolves (B, C, H, W)
         x = x.flatten(1)
@@ -365,7 +365,7 @@ def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
-    """Transitions; B is num_envs, batch_size or buffer_size."""
+    """Transitions; B is batch_size or buffer_size."""
 
     obs: torch.Tensor  # (B, *obs_shape), what the policy saw
     action: torch.Tensor  # (B,) int32
@@ -453,10 +453,11 @@ def act(agent, obs, epsilon: float):
 
 # === Loss =======================================================================================
 def td_target(selector_q, target_q_next, batch: Transition, args: Args):
-    """Targets (B,) for Q(obs, action), from two networks' Q(next_obs), (B, num_actions) each.
+    """Targets (B,) for Q(obs, action), from two arrays of Q(next_obs), each (B, num_actions).
 
-    selector_q chooses the next action, and target_q_next gives its value. A terminated episode has
-    no future value. A truncated one bootstraps from next_obs, like any other step.
+    selector_q chooses the next action, and target_q_next gives its value. Both come from the target
+    network unless double_q is on. A terminated episode has no future value. A truncated one
+    bootstraps from next_obs, like any other step.
     """
     best = selector_q.argmax(-1)
     future = torch.where(batch.terminated, 0.0, value_of(best, target_q_next))
@@ -599,7 +600,8 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
+        # Do not leave this to atexit: Python would first wait for threads started by env.
+        env.envs.close(terminate=True)
 
 
 # === Checkpoint =================================================================================

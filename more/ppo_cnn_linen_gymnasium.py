@@ -16,7 +16,7 @@ Start reading at Environment. The main ideas:
 Lines marked "# sync" wait for the device.
 
 Compare with ppo_linen_gymnasium.py to see what changes for images, or with
-ppo_cnn_torch_gymnasium.py to see PyTorch.
+ppo_cnn_torch_gymnasium.py for PyTorch.
 """
 
 import argparse
@@ -395,9 +395,11 @@ class Agent(nn.Module):
             chunks = images.reshape(-1, 8, *images.shape[1:])
             # For the gradient, store only the outputs of the convolutions. Recomputing the float
             # images and the ReLUs is faster than writing them to memory and reading them back.
-            policy = jax.checkpoint_policies.save_only_these_names("convolution")
-            body = nn.remat(Agent.convolve_images, policy=policy)
-            scan = nn.scan(body, variable_broadcast="params", split_rngs={"params": False})
+            saved = jax.checkpoint_policies.save_only_these_names("convolution")
+            body = nn.remat(Agent.convolve_images, policy=saved)
+            # With unroll, XLA can use several cores.
+            split = {"params": False}
+            scan = nn.scan(body, variable_broadcast="params", split_rngs=split, unroll=4)
             _, x = scan(self, None, chunks)
         else:
             _, x = self.convolve_images(None, images)
@@ -430,7 +432,7 @@ AXES = ("NHWC", "HWIO", "NHWC")  # axis order of images, kernel and output
 
 
 def convolve(images, kernel, strides, padding, **unused):
-    """Convolve (B, H, W, C) without padding. nn.Conv calls it instead of conv_general_dilated.
+    """Convolve images (B, H, W, C) for nn.Conv, without padding, dilation or groups.
 
     In a compiled loop on a CPU, XLA computes the kernel gradient very slowly (jax-ml/jax#12868).
     It is fast when written as a convolution of one image with height H, width W * C and B channels.
@@ -453,13 +455,15 @@ def convolution_gradients(strides, inputs, grad):
     """Gradients with respect to the images and the kernel."""
     images, kernel = inputs
     height, width, channels = kernel.shape[:3]
+    # One image (1, H, W * C, B), whose channels are the batch.
     x = images.reshape(len(images), 1, images.shape[1], -1).transpose(1, 2, 3, 0)
     # The barriers keep XLA from undoing the transposes.
     x, g = jax.lax.optimization_barrier((x, grad.transpose(1, 2, 0, 3)))
-    dilation = (strides[0], strides[1] * channels)
+    dilation = (strides[0], strides[1] * channels)  # the gradient has dilation instead of strides
     kernel_grad = jax.lax.conv_general_dilated(
         x, g, (1, 1), "VALID", rhs_dilation=dilation, dimension_numbers=AXES
     )
+    # It is larger than the kernel if the strides leave rows or columns over.
     kernel_grad = kernel_grad[0, :height, : width * channels].reshape(kernel.shape)
     flipped = jax.lax.optimization_barrier(kernel[::-1, ::-1].transpose(0, 1, 3, 2))
     # Rows and columns that the last stride did not reach get a gradient of 0.
@@ -747,7 +751,7 @@ def train(args: Args) -> None:
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         params = train_state.params
         obs, storage = rollout(policy_fn, value_fn, params, obs, rollout_key, env, args)
-        middle = time.perf_counter() if args.sync_for_timing else 0.0
+        middle = time.perf_counter() if args.sync_for_timing else 0.0  # rollout() has waited
         train_state, metrics = update_fn(train_state, storage, update_key)
         metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start, middle)
@@ -760,7 +764,8 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
+        # Do not leave this to atexit: Python would first wait for threads started by env.
+        env.envs.close(terminate=True)
 
 
 # === Checkpoint =================================================================================

@@ -18,7 +18,7 @@ Start reading at Environment. The main ideas:
 Lines marked "# sync" wait for the device.
 
 Compare with ppo_cnn_torch_gymnasium.py to see what compiling changes, or with
-ppo_cnn_linen_gymnasium.py to see JAX.
+ppo_cnn_linen_gymnasium.py for JAX.
 """
 
 import argparse
@@ -805,7 +805,8 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
+        # Do not leave this to atexit: Python would first wait for threads started by env.
+        env.envs.close(terminate=True)
 
 
 # === Checkpoint =================================================================================

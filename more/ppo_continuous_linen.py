@@ -15,7 +15,7 @@ Start reading at Statistics. The main ideas:
 - scale_reward() only divides: subtracting a mean would favor long or short episodes.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_linen.py to see discrete actions, or with ppo_continuous_torch.py to see PyTorch.
+Compare with ppo_linen.py for discrete actions, or with ppo_continuous_torch.py for PyTorch.
 """
 
 import argparse

@@ -18,8 +18,8 @@ Start reading at Environment. The main ideas:
 - scale_reward() only divides: subtracting a mean would favor long or short episodes.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_continuous_linen.py to see environments in JAX, with ppo_linen_gymnasium.py to see
-discrete actions, or with ppo_continuous_torch_gymnasium.py to see PyTorch.
+Compare with ppo_continuous_linen.py for environments in JAX, with ppo_linen_gymnasium.py for
+discrete actions, or with ppo_continuous_torch_gymnasium.py for PyTorch.
 """
 
 import argparse
@@ -660,7 +660,7 @@ def train(args: Args) -> None:
         # Deriving the keys from the iteration number keeps them out of the checkpoint.
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         obs, storage = rollout(policy_fn, train_state.params, stats, obs, rollout_key, env, args)
-        middle = time.perf_counter() if args.sync_for_timing else 0.0
+        middle = time.perf_counter() if args.sync_for_timing else 0.0  # rollout() has waited
         train_state, stats, metrics = update_fn(train_state, stats, storage, update_key)
         metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start, middle)
@@ -673,7 +673,8 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
+        # Do not leave this to atexit: Python would first wait for threads started by env.
+        env.envs.close(terminate=True)
 
 
 # === Checkpoint =================================================================================

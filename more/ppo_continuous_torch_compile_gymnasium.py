@@ -22,7 +22,7 @@ Start reading at Environment. The main ideas:
 Lines marked "# sync" wait for the device.
 
 Compare with ppo_continuous_torch_gymnasium.py to see what compiling changes, or with
-ppo_continuous_linen_gymnasium.py to see JAX.
+ppo_continuous_linen_gymnasium.py for JAX.
 """
 
 import argparse
@@ -781,7 +781,8 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
+        # Do not leave this to atexit: Python would first wait for threads started by env.
+        env.envs.close(terminate=True)
 
 
 # === Checkpoint =================================================================================

@@ -18,8 +18,8 @@ Start reading at Environment. The main ideas:
 - scale_reward() only divides: subtracting a mean would favor long or short episodes.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_continuous_torch.py to see environments in JAX, with ppo_torch_gymnasium.py to see
-discrete actions, or with ppo_continuous_linen_gymnasium.py to see JAX.
+Compare with ppo_continuous_torch.py for environments in JAX, with ppo_torch_gymnasium.py for
+discrete actions, or with ppo_continuous_linen_gymnasium.py for JAX.
 """
 
 import argparse
@@ -688,7 +688,8 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
+        # Do not leave this to atexit: Python would first wait for threads started by env.
+        env.envs.close(terminate=True)
 
 
 # === Checkpoint =================================================================================

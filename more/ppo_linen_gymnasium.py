@@ -16,7 +16,7 @@ Start reading at Environment. The main ideas:
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_linen.py to see environments in JAX, or with ppo_torch_gymnasium.py to see PyTorch.
+Compare with ppo_linen.py for environments in JAX, or with ppo_torch_gymnasium.py for PyTorch.
 """
 
 import argparse
@@ -545,7 +545,7 @@ def train(args: Args) -> None:
         # Deriving the keys from the iteration number keeps them out of the checkpoint.
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         obs, storage = rollout(policy_fn, train_state.params, obs, rollout_key, env, args)
-        middle = time.perf_counter() if args.sync_for_timing else 0.0
+        middle = time.perf_counter() if args.sync_for_timing else 0.0  # rollout() has waited
         train_state, metrics = update_fn(train_state, storage, update_key)
         metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start, middle)
@@ -558,7 +558,8 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
+        # Do not leave this to atexit: Python would first wait for threads started by env.
+        env.envs.close(terminate=True)
 
 
 # === Checkpoint =================================================================================

@@ -17,7 +17,7 @@ Start reading at Agent. The main ideas:
 - Only the first process writes the run folder. A run can resume on a different number of devices.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_linen.py to see one device, or with ppo_torch_ddp.py to see PyTorch.
+Compare with ppo_linen.py for one device, or with ppo_torch_ddp.py for PyTorch.
 """
 
 import argparse

@@ -13,7 +13,7 @@ Start reading at Training. From Agent to Update, the code is for one agent, as i
 - split() and fold_in() give each agent the keys that it would get if it trained alone.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_linen.py to see one agent, or with ppo_nnx_vmap.py to see Flax NNX.
+Compare with ppo_linen.py for one agent, or with ppo_nnx_vmap.py for Flax NNX.
 """
 
 import argparse

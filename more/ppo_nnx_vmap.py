@@ -13,7 +13,7 @@ Start reading at Training. From Agent to Update, the code is for one agent, as i
 - split() and fold_in() give each agent the keys that it would get if it trained alone.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_nnx.py to see one agent, or with ppo_linen_vmap.py to see Flax Linen.
+Compare with ppo_nnx.py for one agent, or with ppo_linen_vmap.py for Flax Linen.
 """
 
 import argparse

@@ -14,7 +14,7 @@ Start reading at Agent. The main ideas:
 - unroll() recomputes the GRU states, starting from the state at the start of the rollout.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_linen.py to see what the GRU changes, or with ppo_rnn_nnx.py to see Flax NNX.
+Compare with ppo_linen.py to see what the GRU changes, or with ppo_rnn_nnx.py for Flax NNX.
 """
 
 import argparse

@@ -15,7 +15,7 @@ Start reading at Agent. The main ideas:
   on all parts at once.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_torch.py to see what the GRU changes, or with ppo_rnn_linen.py to see JAX.
+Compare with ppo_torch.py to see what the GRU changes, or with ppo_rnn_linen.py for JAX.
 """
 
 import argparse

@@ -17,7 +17,7 @@ Start reading at Agent. The main ideas:
 - Only the first rank writes the run folder. A run can resume on a different number of ranks.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_torch.py to see one device, or with ppo_linen_sharded.py to see JAX.
+Compare with ppo_torch.py for one device, or with ppo_linen_sharded.py for JAX.
 """
 
 import argparse

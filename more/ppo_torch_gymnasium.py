@@ -16,7 +16,7 @@ Start reading at Environment. The main ideas:
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_torch.py to see environments in JAX, or with ppo_linen_gymnasium.py to see JAX.
+Compare with ppo_torch.py for environments in JAX, or with ppo_linen_gymnasium.py for JAX.
 """
 
 import argparse
@@ -574,7 +574,8 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
+        # Do not leave this to atexit: Python would first wait for threads started by env.
+        env.envs.close(terminate=True)
 
 
 # === Checkpoint =================================================================================

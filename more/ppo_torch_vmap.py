@@ -15,7 +15,7 @@ Start reading at Agent. policy(), compute_gae() and ppo_loss() are still written
 - rollout() and update() draw from the generator of each agent, which vmap cannot do.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_torch_compile.py to see one agent, or with ppo_linen_vmap.py to see JAX.
+Compare with ppo_torch_compile.py for one agent, or with ppo_linen_vmap.py for JAX.
 """
 
 import argparse

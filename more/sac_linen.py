@@ -18,8 +18,8 @@ Start reading at Agent. The main ideas:
 - train() compiles iterate() with jax.jit, so an iteration takes one call.
 Lines marked "# sync" wait for the device.
 
-Compare with dqn_linen.py to see discrete actions, with sac_linen_gymnasium.py to see environments
-in NumPy, or with sac_torch.py to see PyTorch.
+Compare with dqn_linen.py for discrete actions, with sac_linen_gymnasium.py for environments
+in NumPy, or with sac_torch.py for PyTorch.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Args:
     learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps per environment in each iteration, which is logged once
+    num_steps: int = 200  # steps per environment per iteration, which is one log entry
     gamma: float = 0.99  # discount factor
     buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update

@@ -18,8 +18,8 @@ Start reading at Agent. The main ideas:
 - to_torch() and to_jax() share memory instead of copying. If there is a GPU, rollouts stay on it.
 Lines marked "# sync" wait for the device.
 
-Compare with dqn_torch.py to see discrete actions, with sac_torch_gymnasium.py to see environments
-in NumPy, or with sac_linen.py to see JAX.
+Compare with dqn_torch.py for discrete actions, with sac_torch_gymnasium.py for environments
+in NumPy, or with sac_linen.py for JAX.
 """
 
 import argparse
@@ -68,7 +68,7 @@ class Args:
     learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps per environment in each iteration, which is logged once
+    num_steps: int = 200  # steps per environment per iteration, which is one log entry
     gamma: float = 0.99  # discount factor
     buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
@@ -297,7 +297,7 @@ def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
-    """Transitions; B is num_envs, batch_size or buffer_size."""
+    """Transitions; B is batch_size or buffer_size."""
 
     obs: torch.Tensor  # (B, *obs_shape), what the policy saw
     action: torch.Tensor  # (B, action_dim), in [-1, 1]

@@ -22,8 +22,8 @@ Start reading at Environment. The main ideas:
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
 Lines marked "# sync" wait for the device.
 
-Compare with dqn_torch_gymnasium.py to see discrete actions, with sac_torch.py to see environments
-in JAX, or with sac_linen_gymnasium.py to see JAX.
+Compare with dqn_torch_gymnasium.py for discrete actions, with sac_torch.py for environments
+in JAX, or with sac_linen_gymnasium.py for JAX.
 """
 
 import argparse
@@ -70,7 +70,7 @@ class Args:
     learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps per environment in each iteration, which is logged once
+    num_steps: int = 200  # steps per environment per iteration, which is one log entry
     gamma: float = 0.99  # discount factor
     buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
@@ -386,7 +386,7 @@ def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
-    """Transitions; B is num_envs, batch_size or buffer_size."""
+    """Transitions; B is batch_size or buffer_size."""
 
     obs: torch.Tensor  # (B, *obs_shape), what the policy saw
     action: torch.Tensor  # (B, action_dim), in [-1, 1]
@@ -647,7 +647,8 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        env.envs.close(terminate=True)  # before Python waits for the threads of env, at exit
+        # Do not leave this to atexit: Python would first wait for threads started by env.
+        env.envs.close(terminate=True)
 
 
 # === Checkpoint =================================================================================
