@@ -398,8 +398,9 @@ class Agent(nn.Module):
             saved = jax.checkpoint_policies.save_only_these_names("convolution")
             body = nn.remat(Agent.convolve_images, policy=saved)
             # With unroll, XLA can use several cores.
-            split = {"params": False}
-            scan = nn.scan(body, variable_broadcast="params", split_rngs=split, unroll=4)
+            scan = nn.scan(
+                body, variable_broadcast="params", split_rngs={"params": False}, unroll=4
+            )
             _, x = scan(self, None, chunks)
         else:
             _, x = self.convolve_images(None, images)

@@ -405,7 +405,7 @@ BAD = [
     ("ImageFloats-v0", "", "must be uint8 from 0 to 255, not float32; gymnasium.wrappers"),
     ("ImageNested-v0", "", "gymnasium.wrappers.TransformObs"),
     ("ImageStacked-v0", "", "gymnasium.wrappers.TransformObs"),
-    ("CartPole-v1", "", "use more/ppo_linen_gymnasium.py for vectors"),
+    ("CartPole-v1", "", "use more/ppo_linen_gymnasium.py"),
     ("ImageJoystick-v0", "", "must be Discrete with start=0, not Box"),
     ("ImageButtons-v0", "", "must be Discrete with start=0, not MultiDiscrete"),
     (
