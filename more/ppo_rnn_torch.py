@@ -110,7 +110,7 @@ class Args:
             raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
         if min(self.hidden_sizes, default=0) < 1:
-            raise ValueError("--hidden-sizes needs one size or more, each at least 1")
+            raise ValueError("--hidden-sizes must be at least 1, and not empty")
 
 
 # --resume cannot change these: the checkpoint would not fit, or an iteration would have a different

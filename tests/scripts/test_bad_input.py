@@ -24,7 +24,7 @@ BAD = [
     ("ppo_torch", "--update-epochs 0", "--update-epochs must be at least 1"),
     ("ppo_linen", "--env-id Pendulum-v1", "use more/ppo_continuous_linen.py"),
     ("ppo_rnn_linen", "--num-minibatches 64", "--num-minibatches must divide --num-envs"),
-    ("ppo_rnn_torch", "--hidden-sizes", "--hidden-sizes needs one size or more"),
+    ("ppo_rnn_torch", "--hidden-sizes", "--hidden-sizes must be at least 1, and not empty"),
     ("ppo_linen_vmap", "--num-agents 0", "--num-agents must be at least 1"),
     ("ppo_linen_vmap", "--seed 4294967295", "--seed"),
     (CONTINUOUS, "--env-id CartPole-v1", "use ppo_linen.py"),
