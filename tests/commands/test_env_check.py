@@ -17,7 +17,7 @@ import images
 import numpy as np
 import pytest
 import tyro
-from conftest import ROOT
+from conftest import ROOT, wait_for
 from gymnasium.spaces import Box, MultiDiscrete
 from running import main, stop
 
