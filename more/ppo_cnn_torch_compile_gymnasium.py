@@ -285,7 +285,7 @@ def make_atari(env_id: str, num_envs: int, **options: Any) -> gymnasium.vector.V
     return gymnasium.make_vec(
         f"ale_py:{env_id.removeprefix('ale_py:')}",  # this prefix makes Gymnasium import ale_py
         num_envs,
-        "vector_entry_point",  # of ale-py; it has an autoreset, but VecEnv resets it before
+        "vector_entry_point",  # ale-py's; VecEnv resets games before its autoreset does
         noop_max=30,  # a game starts with up to 30 no-op steps
         use_fire_reset=True,  # then FIRE is pressed, if the game has that button
         frameskip=4,  # frames per step; the maximum of the last two is used
@@ -428,7 +428,7 @@ def image_size_of(obs_shape, channels_first: bool) -> tuple[int, int, int]:
 def check_image_size(args: Args, obs_shape, channels_first: bool) -> None:
     """Exit if images are too small for the convolutions."""
     height, width, _ = image_size_of(obs_shape, channels_first)
-    size = 1  # of the output; go back from the last convolution to the first
+    size = 1  # output size; go back from the last convolution to the first
     for _, kernel, stride in reversed(args.conv_layers):
         size = (size - 1) * stride + kernel
     if min(height, width) < size:
@@ -988,7 +988,7 @@ class RunLog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve. Skip other rows."""
+        """Add a row to TensorBoard, but skip some: it shows at most 1000 points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:

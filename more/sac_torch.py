@@ -68,7 +68,7 @@ class Args:
     learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps per environment per iteration, which is one log entry
+    num_steps: int = 200  # steps per environment in an iteration, the logging interval
     gamma: float = 0.99  # discount factor
     buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
@@ -367,7 +367,7 @@ def updates_after(steps: int, args: Args) -> int:
 # === Act ========================================================================================
 @torch.no_grad()
 def act(actor, obs, noise):
-    """Sample actions in [-1, 1] from obs (N, *obs_shape) and noise: both (N, action_dim)."""
+    """Sample actions (N, action_dim) in [-1, 1]: obs (N, *obs_shape), noise (N, action_dim)."""
     mean, log_std = actor(obs)
     action, _ = draw_action(mean, log_std, noise)
     return action
@@ -771,7 +771,7 @@ class RunLog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve. Skip other rows."""
+        """Add a row to TensorBoard, but skip some: it shows at most 1000 points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
