@@ -767,7 +767,7 @@ class RunLog:
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
         self.show(f"Writing to {self.dir}. The first iteration can take longer.")
-        self.show("Press Ctrl-C to stop after the iteration, and again to stop immediately.")
+        self.show("Press Ctrl-C to stop after this iteration, or twice to stop immediately.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -779,7 +779,7 @@ class RunLog:
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
-        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # of this iteration only
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # this iteration only
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
         if middle:

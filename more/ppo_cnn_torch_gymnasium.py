@@ -61,7 +61,7 @@ class Args:
     env_id: str = "ALE/Pong-v5"  # Atari game, or my_module:MyEnv-v0 with uint8 images
     image_size: int = 84  # height and width to which Atari frames are scaled
     sticky_actions: float = 0.0  # probability that an Atari game repeats the previous action
-    terminal_on_life_loss: bool = True  # to the agent, a lost life ends an episode
+    terminal_on_life_loss: bool = True  # for the agent, a lost life ends an episode
     channels_first: bool = False  # images of a custom environment are (C, H, W), not (H, W, C)
     total_timesteps: int = 10_000_000  # environment steps, rounded down to whole rollouts
     learning_rate: float = 2.5e-4  # Adam's learning rate
@@ -86,7 +86,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (512,)  # sizes of the hidden layers after the convolutions
     precision: Literal["float32", "bfloat16"] = "float32"  # compute dtype of conv and hidden layers
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    vectorization: Literal["sync", "async"] = "sync"  # custom environments; async: own processes
+    vectorization: Literal["sync", "async"] = "sync"  # custom environments; async: subprocesses
     sync_for_timing: bool = False  # wait for the device after each rollout, to time it separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
@@ -138,7 +138,7 @@ def parse_args() -> Args:
     if saved:
         return tyro.cli(Args, default=saved)
     # The preset equals the defaults; it is for commands that name one, as with other scripts.
-    presets = {"atari": ("Settings from CleanRL's ppo_atari.py, which are the defaults.", Args())}
+    presets = {"atari": ("The default settings, from CleanRL's ppo_atari.py.", Args())}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
         argv = ["atari", *argv]
@@ -848,7 +848,7 @@ class RunLog:
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
         self.show(f"Writing to {self.dir}. The first iteration can take longer.")
-        self.show("Press Ctrl-C to stop after the iteration, and again to stop immediately.")
+        self.show("Press Ctrl-C to stop after this iteration, or twice to stop immediately.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -860,7 +860,7 @@ class RunLog:
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
-        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # of this iteration only
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # this iteration only
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
         if middle:

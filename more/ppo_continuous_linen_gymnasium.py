@@ -660,7 +660,7 @@ def train(args: Args) -> None:
         # Deriving the keys from the iteration number keeps them out of the checkpoint.
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         obs, storage = rollout(policy_fn, train_state.params, stats, obs, rollout_key, env, args)
-        middle = time.perf_counter() if args.sync_for_timing else 0.0  # rollout() has waited
+        middle = time.perf_counter() if args.sync_for_timing else 0.0  # rollout() syncs
         train_state, stats, metrics = update_fn(train_state, stats, storage, update_key)
         metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start, middle)
@@ -808,7 +808,7 @@ class RunLog:
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
         self.show(f"Writing to {self.dir}. The first iteration can take longer.")
-        self.show("Press Ctrl-C to stop after the iteration, and again to stop immediately.")
+        self.show("Press Ctrl-C to stop after this iteration, or twice to stop immediately.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -820,7 +820,7 @@ class RunLog:
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
-        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # of this iteration only
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # this iteration only
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
         if middle:
