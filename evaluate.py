@@ -17,7 +17,6 @@ subfolder per agent also works. load_policy in the training script loads the pol
 be in the folder of this file or in more/, or be given with --script. Everything runs on the CPU.
 """
 
-import hashlib
 import importlib.util
 import inspect
 import json
@@ -92,7 +91,6 @@ class Run(NamedTuple):
     script: Any  # imported training script
     args: Any  # Args of the script
     iteration: int  # training iterations completed
-    is_other_version: bool = False  # the script has changed since training
 
 
 def fail(reason: str, status: int = 2) -> NoReturn:
@@ -142,9 +140,7 @@ def load_run(folder: str, env_ids: tuple[str, ...] = (), scripts: tuple[Path, ..
         fail(f"{folder} is damaged, or from a different version of {name}.py: {error}")
     if info.get("status") == "diverged":
         warn(f"warning: {folder} diverged: its losses became NaN or infinite")
-    digest = hashlib.sha256(Path(script.__file__).read_bytes()).hexdigest()
-    is_other_version = info.get("script_sha256", digest) != digest  # older runs have no hash
-    return Run(Path(folder), script, run_args, iteration, is_other_version)
+    return Run(Path(folder), script, run_args, iteration)
 
 
 def load_script(name: str, scripts: tuple[Path, ...]) -> Any:
@@ -575,7 +571,6 @@ def evaluate_all(args: Args) -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo renders without a display
     runs = load_runs(args.runs, args)
     others = load_runs(args.against, args)
-    warn_about_versions(runs + others)
     for run in runs + others:
         # Check every checkpoint before the first long evaluation.
         policy = load_policy(run, args.seed)
@@ -630,15 +625,6 @@ def evaluate_all(args: Args) -> None:
         print(f"Kept {', '.join(kept)} (more episodes). To replace a file, delete it first.")
     if unwritten:
         print(f"Could not write {', '.join(unwritten)}", file=sys.stderr)
-
-
-def warn_about_versions(runs: list[Run]) -> None:
-    """Warn once per script that has changed since it trained one of the runs."""
-    changed = {run.script.__file__: run for run in runs if run.is_other_version}
-    for file, run in changed.items():
-        name = Path(file).name
-        text = f"{run.folder} was trained with a different version of {name} than {file}"
-        warn(f"warning: {text}. If you trained with a copy, add --script path/to/{name}")
 
 
 def file_name(args: Args) -> str:

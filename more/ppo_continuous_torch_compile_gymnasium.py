@@ -27,7 +27,6 @@ ppo_continuous_linen_gymnasium.py for JAX.
 
 import argparse
 import atexit
-import hashlib
 import json
 import math
 import multiprocessing
@@ -99,11 +98,6 @@ class Args:
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be between 0 and 1")
-        if not self.learning_rate >= 0:  # also true for NaN
-            raise ValueError("--learning-rate must not be negative")
         if not self.max_grad_norm > 0:
             raise ValueError("--max-grad-norm must be positive")
         self.batch_size = self.num_envs * self.num_steps
@@ -167,6 +161,7 @@ class VecEnv:
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
             vector_options["daemon"] = False  # daemon processes cannot start processes
+            vector_options["shared_memory"] = False  # it would reshape and cast obs silently
             wrappers.append(Worker)
         atexit.register(terminate_workers)
         try:
@@ -212,14 +207,12 @@ class VecEnv:
         sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
-        obs = obs.astype(self.obs_dtype)
         self.step_count = 0
-        self.check_finite("an observation", obs)
         self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
         # The discount applies to past rewards: gamma * previous + reward.
         self.discounted_return = np.zeros(self.num_envs)
-        return obs
+        return self.copy_finite("an observation", obs, self.obs_dtype)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Map action (N, action_dim) from [-1, 1] to the bounds, clip it, and step.
@@ -232,13 +225,12 @@ class VecEnv:
         action = to_bounds(action, self.action_low, self.action_high)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
         self.step_count += 1
-        next_obs = obs.astype(self.obs_dtype)  # a copy, since Gymnasium reuses obs
-        self.check_finite("an observation", next_obs)
+        next_obs = self.copy_finite("an observation", obs, self.obs_dtype)  # Gymnasium reuses obs
         episode_return = self.episode_return + reward
         episode_length = self.episode_length + 1
         discounted_return = self.gamma * self.discounted_return + reward
         results = {
-            "reward": reward.astype(np.float32),
+            "reward": self.copy_finite("a reward", reward, np.float32),
             "terminated": terminated,
             "truncated": truncated,
             "next_obs": next_obs,
@@ -246,7 +238,6 @@ class VecEnv:
             "episode_length": episode_length,
             "discounted_return": discounted_return.astype(np.float32),
         }
-        self.check_finite("a reward", results["reward"])
         done = terminated | truncated
         self.episode_return = np.where(done, 0, episode_return)
         self.episode_length = np.where(done, 0, episode_length)
@@ -255,28 +246,26 @@ class VecEnv:
             return next_obs, results
         # Restart now; by default Gymnasium would use up the next step.
         obs, _ = self.envs.reset(options={"reset_mask": done})
-        obs = obs.astype(self.obs_dtype)
-        self.check_finite("an observation", obs)
-        return obs, results
+        return self.copy_finite("an observation", obs, self.obs_dtype), results
 
-    def check_finite(self, what: str, x: np.ndarray) -> None:
-        """Raise FloatingPointError unless x is finite: NaN or inf would ruin the parameters."""
+    def copy_finite(self, what: str, x: np.ndarray, dtype: Any) -> np.ndarray:
+        """Return a copy of x as dtype. Raise an error for NaN or inf: training would fail later."""
+        x = x.astype(dtype)
         if not np.isfinite(x).all():
             env = np.argwhere(~np.isfinite(x))[0][0]
             step = f"(step {self.step_count} after the run started or resumed)"
             raise FloatingPointError(f"environment {env} returned {what} with NaN or inf {step}")
+        return x
 
 
 class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
-        if not (
-            isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
-        ):
+        obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
+        if not isinstance(info, dict):
             raise TypeError("reset must return (observation, info), as in Gymnasium's current API")
-        return returned[0], {}
+        return obs, {}
 
     def step(self, action: Any) -> tuple:
         *results, _ = self.env.step(action)
@@ -284,7 +273,7 @@ class DropInfo(gymnasium.Wrapper):
 
 
 class Worker(gymnasium.Wrapper):
-    """Handle signals and errors in the worker process of an environment (async only)."""
+    """Handle signals in the worker process of an environment (async only)."""
 
     exists = False  # set by the environment that Gymnasium first creates in the main process
 
@@ -295,27 +284,6 @@ class Worker(gymnasium.Wrapper):
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
             threading.Thread(target=end_with_parent, daemon=True).start()
-
-    def reset(self, **options: Any) -> tuple:
-        return self.call(self.env.reset, **options)
-
-    def step(self, action: Any) -> tuple:
-        return self.call(self.env.step, action)
-
-    def call(self, method: Callable, *args: Any, **options: Any) -> tuple:
-        """Call reset or step, and check obs, which Gymnasium would silently cast and reshape.
-
-        Errors become RuntimeErrors, because not every exception can be sent to the main process.
-        """
-        space: Any = self.observation_space
-        try:
-            obs, *results = method(*args, **options)
-            obs = np.asarray(obs)
-            if obs.shape != space.shape or not np.can_cast(obs.dtype, space.dtype, "same_kind"):
-                raise ValueError(f"the observation, {obs.dtype} {obs.shape}, is not in {space}")
-        except (KeyboardInterrupt, Exception) as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-        return obs, *results
 
 
 def end_with_parent() -> None:
@@ -861,7 +829,6 @@ class RunLog:
             fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
         self.dir.mkdir(parents=True, exist_ok=True)
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
-        self.metrics.seek(0)
         try:
             os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
         except (BlockingIOError, PermissionError):
@@ -871,16 +838,12 @@ class RunLog:
         if __name__ == "__main__" and not args.resume:
             atexit.register(self.remove_if_empty)
 
-        digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
         self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
         if args.resume:
             self.info = load_info(self.dir)[0]
             self.info["resumed"].append(iteration)
-            if self.info.get("script_sha256", digest) != digest:
-                self.show(f"{Path(__file__).name} has changed since the run started.")
         self.info |= {
             "script": Path(__file__).stem,
-            "script_sha256": digest,
             "status": "running",
             "started": time.time(),  # or resumed
             "iteration": iteration,  # iterations completed at the last checkpoint
@@ -888,11 +851,8 @@ class RunLog:
             "versions": {name: version(name) for name in packages},
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
-        # Keep the complete lines of iterations before the checkpoint.
-        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
-        lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
-        if len(lines) < iteration:
-            self.show(f"{self.dir}/metrics.jsonl has only {len(lines)} of {iteration} iterations.")
+        self.metrics.seek(0)
+        lines = self.metrics.readlines()[:iteration]  # drop lines from after the checkpoint
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
@@ -946,10 +906,9 @@ class RunLog:
             for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             self.show(text)
-        losses = [x for name, x in row.items() if name.endswith("_loss")]
-        # DQN and SAC log charts/updates; it is 0, and losses are NaN, until they train.
-        is_training = row.get("charts/updates", 1) > 0
-        if is_training and not np.isfinite(losses).all() and not self.has_diverged:
+        is_finite = np.isfinite([x for name, x in row.items() if name.endswith("_loss")]).all()
+        # The losses of DQN and SAC are NaN until training begins; charts/updates is 0 until then.
+        if not is_finite and row.get("charts/updates") != 0 and not self.has_diverged:
             self.show(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.")
             self.has_diverged = True
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
@@ -987,10 +946,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self) -> None:
-        """Record how the run ended, and print the command that resumes or evaluates it.
-
-        If a signal stopped the run, exit with status 128 + its number, as shells do.
-        """
+        """Record how the run ended, and print the command that resumes or evaluates it."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
@@ -1004,7 +960,7 @@ class RunLog:
         python = "uv run" if uses_uv else quote(sys.orig_argv[0])
         if not is_complete:
             self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
-            sys.exit(128 + self.stopped_by)
+            sys.exit(128 + self.stopped_by)  # as shells do
         self.show(f"Saved to {self.dir}")
         if uses_uv:
             python += f" --with-requirements {script}"  # evaluate.py imports this script
@@ -1048,18 +1004,13 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     info, old = load_info(args.resume)
     for name in FIXED:
         if getattr(args, name) != getattr(old, name):
-            flag = name.replace("_", "-")
-            fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
+            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
-    # The suffix depends on the framework; .new is left over from a save that did not finish.
-    has_checkpoint = any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
-    if info["iteration"] > 0 and not has_checkpoint:
-        fail(f"--resume: the checkpoint in {args.resume} is missing")
-    return has_checkpoint
+    return info["iteration"] > 0
 
 
 def fail(reason: str) -> NoReturn:
@@ -1068,10 +1019,4 @@ def fail(reason: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    args = parse_args()
-    try:
-        train(args)
-    except SystemExit as error:
-        if not error.code:  # status 0 would look like success
-            raise RuntimeError("the environment called sys.exit()") from error
-        raise
+    train(parse_args())

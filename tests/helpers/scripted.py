@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -187,29 +186,6 @@ class ConnectionFails(Scripted):
         raise ConnectionResetError("the simulator hung up")
 
 
-class Exits(Later):
-    def fail(self) -> None:
-        sys.exit()
-
-
-class ExitsAtStart(Scripted):
-    def __init__(self) -> None:
-        sys.exit()
-
-
-class TwoArgumentsError(Exception):
-    """Exception that cannot be created from a message alone, and cannot be pickled."""
-
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self.lock = threading.Lock()
-
-
-class FailsWithTwoArguments(Later):
-    def fail(self) -> None:
-        raise TwoArgumentsError("the left arm has fallen off", 7)
-
-
 class FloatImages(Scripted):
     """The observations do not have the dtype of the observation space."""
 
@@ -252,8 +228,8 @@ class Quits(Later):
 
 
 KINDS = (Scripted, Rich, Constant, Sensor, ContinuousSensor, BrokenSensor, NeedsNoOptions, Parent)
-KINDS += (OnlyObs, Needs, Fails, FailsAtStart, FailsInWorker, Quits, ConnectionFails, Exits)
-KINDS += (ExitsAtStart, FailsWithTwoArguments, FloatImages, FlatObs, Threaded, Hangs)
+KINDS += (OnlyObs, Needs, Fails, FailsAtStart, FailsInWorker, Quits, ConnectionFails)
+KINDS += (FloatImages, FlatObs, Threaded, Hangs)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:
         gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")
