@@ -106,8 +106,7 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
-# number of environment steps or optimizer steps.
+# --resume cannot change these: the arrays of the checkpoint or the schedules depend on them.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 
 
@@ -133,12 +132,11 @@ class VecEnv:
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
             self.params = self.env.default_params
+        elif env_id in gymnax.registered_envs:
+            self.env, self.params = gymnax.make(env_id)
         else:
-            try:
-                self.env, self.params = gymnax.make(env_id)
-            except ValueError as error:
-                hint = "use more/ppo_linen_gymnasium.py or more/ppo_torch_gymnasium.py"
-                fail(f"{error} For a Gymnasium environment, {hint}")
+            hint = "use more/ppo_linen_gymnasium.py or more/ppo_torch_gymnasium.py"
+            fail(f"gymnax has no {env_id}. For a Gymnasium environment, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
             hint = "use more/ppo_continuous_linen.py or more/ppo_continuous_torch.py"
@@ -193,7 +191,7 @@ def to_torch(arrays):
 
 def to_jax(tensor):
     """Share a tensor with JAX without copying. Never write to it again: JAX may still read it."""
-    # On a CPU, NumPy is faster: DLPack takes tens of microseconds.
+    # On a CPU, a NumPy array is faster: DLPack takes tens of microseconds.
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
 
@@ -532,12 +530,13 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # As in PyTorch, "high" and "medium" allow TF32 on a GPU, which JAX does by default.
+    # As in PyTorch, "high" and "medium" allow TF32 on a GPU. In JAX, this is the default.
     torch.set_float32_matmul_precision(args.matmul_precision)
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     device = choose_device()
     env = VecEnv(args.env_id, args.num_envs)
+    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}
 
     torch.manual_seed(args.seed)
     iteration = 0
@@ -547,7 +546,7 @@ def train(args: Args) -> None:
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
     obs = to_torch(obs)
-    if can_resume(args, obs_shape=env.obs_shape, num_actions=env.num_actions):
+    if can_resume(args, **spaces):
         checkpoint = load_checkpoint(args.resume)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
@@ -555,14 +554,9 @@ def train(args: Args) -> None:
         set_rng_state(checkpoint["rng_state"])
         obs = checkpoint["obs"].to(device)
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
-    log = RunLog(
-        args,
-        iteration,
-        packages=["torch", "jax", "jaxlib", "gymnax", "numpy"],
-        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        obs_shape=env.obs_shape,
-        num_actions=env.num_actions,
-    )
+    packages = ["torch", "jax", "jaxlib", "gymnax", "numpy"]
+    device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    log = RunLog(args, iteration, packages, device=device_name, **spaces)
 
     # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     step_fn = jax.jit(env.step)
@@ -660,7 +654,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 # === Run log ====================================================================================
 # You can stop reading here. The rest manages the run folder, and is the same in every script.
 class RunLog:
-    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
+    """A run folder: run.json describes the run, and metrics.jsonl has one line per iteration.
 
     On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
     """
@@ -684,7 +678,7 @@ class RunLog:
         except (BlockingIOError, PermissionError):
             fail(f"Another process is training in {self.dir}")
         except OSError:
-            pass  # this file system has no locks
+            pass  # this file system does not support locks
         if __name__ == "__main__" and not args.resume:
             atexit.register(self.remove_if_empty)
 
@@ -702,7 +696,7 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         self.metrics.seek(0)
-        lines = self.metrics.readlines()[:iteration]  # drop lines from after the checkpoint
+        lines = self.metrics.readlines()[:iteration]  # drop lines written after the checkpoint
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
@@ -727,13 +721,13 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # a program that imports this script handles signals itself
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
         self.show(f"Writing to {self.dir}. The first iteration can take longer.")
-        self.show("Press Ctrl-C to stop after this iteration, or twice to stop immediately.")
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.stop)
+            self.show("Press Ctrl-C to stop after the current iteration, or twice to stop now.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -753,8 +747,8 @@ class RunLog:
             row["time/update"] = end - middle
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             text = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
-                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            for name in ("episodes", "episodic_return", "SPS"):
+                text += f", {name} {row[f'charts/{name}']:g}"
             self.show(text)
         is_finite = np.isfinite([x for name, x in row.items() if name.endswith("_loss")]).all()
         # The losses of DQN and SAC are NaN until training begins; charts/updates is 0 until then.
@@ -772,14 +766,14 @@ class RunLog:
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text, unless the output is closed: Ctrl-C ends `| tee log.txt`, for example."""
+        """Print text, unless the output is closed, for example because Ctrl-C ended `tee`."""
         try:
             print(text, flush=True)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, but skip some: it shows at most 1000 points per curve."""
+        """Add a row to TensorBoard. Long runs skip rows: it shows at most 1000 points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -796,7 +790,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self) -> None:
-        """Record how the run ended, and print the command that resumes or evaluates it."""
+        """Record how the run ended and print the next command. Exit if a signal stopped the run."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
@@ -810,7 +804,7 @@ class RunLog:
         python = "uv run" if uses_uv else quote(sys.orig_argv[0])
         if not is_complete:
             self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
-            sys.exit(128 + self.stopped_by)  # as shells do
+            sys.exit(128 + self.stopped_by)  # as is usual for signals
         self.show(f"Saved to {self.dir}")
         if uses_uv:
             python += f" --with-requirements {script}"  # evaluate.py imports this script
@@ -823,8 +817,7 @@ class RunLog:
 
     def remove_if_empty(self) -> None:
         """Remove the folder if the run failed before the end of its first iteration."""
-        metrics = self.dir / "metrics.jsonl"
-        if metrics.exists() and metrics.stat().st_size == 0:
+        if (self.dir / "metrics.jsonl").stat().st_size == 0:
             shutil.rmtree(self.dir)
 
 
@@ -848,7 +841,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
+    """Return whether --resume has a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -858,6 +851,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    # A run that was killed after its last checkpoint is "running", and close() can still end it.
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0

@@ -14,7 +14,7 @@ Start reading at Environment. The main ideas:
 - VecEnv.step() restarts finished environments at once. By default, Gymnasium would use the next
   step for the restart.
 - Replay is a NumPy buffer on the CPU; only the batches drawn from it go to the device.
-- train() is a plain loop over steps: act, step, store, and update if an update is due.
+- train() is a plain loop over steps: act, step, store, and run the updates due.
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
 Lines marked "# sync" wait for the device.
 
@@ -63,7 +63,7 @@ class Args:
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps per environment in an iteration, the logging interval
+    num_steps: int = 625  # steps per environment in an iteration; metrics are logged once in each
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
@@ -107,8 +107,7 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
-# number of environment steps.
+# --resume cannot change these: the arrays of the checkpoint or the schedules depend on them.
 FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes", "optimizer")
 
 
@@ -165,10 +164,10 @@ class VecEnv:
         wrappers: list[Any] = [DropInfo]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
-            vector_options["daemon"] = False  # daemon processes cannot start processes
-            vector_options["shared_memory"] = False  # it would reshape and cast obs silently
+            vector_options["daemon"] = False  # daemon processes cannot have children
+            vector_options["shared_memory"] = False  # it would silently cast and reshape obs
             wrappers.append(Worker)
-        atexit.register(terminate_workers)
+        atexit.register(terminate_workers)  # if make_vec fails
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
@@ -176,19 +175,18 @@ class VecEnv:
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
         except (BrokenPipeError, ConnectionResetError, EOFError):
-            if not Worker.exists:
-                raise  # no worker has started, so the environment itself raised it
+            if not Worker.dummy_exists:
+                raise  # by the constructor of the environment
             time.sleep(1)  # give the worker process time to print the cause
             sys.exit(1)
-        atexit.register(self.envs.close, terminate=True)
+        atexit.register(self.envs.close, terminate=True)  # if training fails
         space = self.envs.single_action_space
         if not isinstance(space, Discrete) or space.start != 0:
             hint = "for a Box, use more/sac_linen_gymnasium.py or its PyTorch version"
             fail(f"--env-id: the action space must be Discrete with start=0, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
-            hint = "gymnasium.wrappers.FlattenObservation turns it into one array"
-            fail(f"--env-id: the observation space must be a Box, not {obs_space}; {hint}")
+            fail(f"--env-id: {obs_space} is not a Box: use gymnasium.wrappers.FlattenObservation")
         self.num_envs = num_envs
         self.seed = seed
         self.action_space = space
@@ -213,34 +211,33 @@ class VecEnv:
         self.step_count = 0
         self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
-        return self.copy_finite("an observation", obs, self.obs_dtype)
+        return self.checked_copy("an observation", obs, self.obs_dtype)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Step with integer action (N,). Return obs (after any restart) and the results."""
         obs, reward, terminated, truncated, _ = self.envs.step(action.astype(np.int64))
         self.step_count += 1
-        next_obs = self.copy_finite("an observation", obs, self.obs_dtype)  # Gymnasium reuses obs
+        obs = self.checked_copy("an observation", obs, self.obs_dtype)  # Gymnasium reuses obs
         episode_return = self.episode_return + reward
         episode_length = self.episode_length + 1
         results = {
-            "reward": self.copy_finite("a reward", reward, np.float32),
+            "reward": self.checked_copy("a reward", reward, np.float32),
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": next_obs,
+            "next_obs": obs,
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
         done = terminated | truncated
         self.episode_return = np.where(done, 0, episode_return)
         self.episode_length = np.where(done, 0, episode_length)
-        if not done.any():
-            return next_obs, results
-        # Restart now; by default Gymnasium would use up the next step.
-        obs, _ = self.envs.reset(options={"reset_mask": done})
-        return self.copy_finite("an observation", obs, self.obs_dtype), results
+        if done.any():  # restart now; by default Gymnasium would use up the next step
+            obs, _ = self.envs.reset(options={"reset_mask": done})
+            obs = self.checked_copy("an observation", obs, self.obs_dtype)
+        return obs, results
 
-    def copy_finite(self, what: str, x: np.ndarray, dtype: Any) -> np.ndarray:
-        """Return a copy of x as dtype. Raise an error for NaN or inf: training would fail later."""
+    def checked_copy(self, what: str, x: np.ndarray, dtype: Any) -> np.ndarray:
+        """Return a copy of x as dtype. Raise an error for NaN or inf: both ruin the parameters."""
         x = x.astype(dtype)
         if not np.isfinite(x).all():
             env = np.argwhere(~np.isfinite(x))[0][0]
@@ -254,7 +251,7 @@ class DropInfo(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
         obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
-        if not isinstance(info, dict):
+        if not isinstance(info, dict):  # an observation of length 2 also unpacks
             raise TypeError("reset must return (observation, info), as in Gymnasium's current API")
         return obs, {}
 
@@ -264,16 +261,16 @@ class DropInfo(gymnasium.Wrapper):
 
 
 class Worker(gymnasium.Wrapper):
-    """Handle signals in the worker process of an environment (async only)."""
+    """Set up signal handling in the worker process of an environment (async only)."""
 
-    exists = False  # set by the environment that Gymnasium first creates in the main process
+    dummy_exists = False  # True once Gymnasium has created a first environment in the main process
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        Worker.exists = True
+        Worker.dummy_exists = True
         if multiprocessing.parent_process():  # None in the main process
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, to close env
             threading.Thread(target=end_with_parent, daemon=True).start()
 
 
@@ -489,12 +486,13 @@ def episode_statistics(returns: list[float], lengths: list[float]) -> dict[str, 
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # As in PyTorch, "high" and "medium" allow TF32 on a GPU, which JAX does by default.
+    # As in PyTorch, "high" and "medium" allow TF32 on a GPU. In JAX, this is the default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     # Import these once in the fork server instead of in every async worker.
     multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
+    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}
     if args.learning_starts > args.total_timesteps:
         print("Nothing will be learned: --learning-starts exceeds --total-timesteps")
     final_epsilon = epsilon_after(args.total_timesteps, args)
@@ -505,19 +503,13 @@ def train(args: Args) -> None:
     key = jax.random.PRNGKey(args.seed)
     train_state = make_agent(args, env.obs_shape, env.num_actions, key)
     replay = Replay(args, env.obs_shape, env.obs_dtype)
-    if can_resume(args, obs_shape=env.obs_shape, num_actions=env.num_actions):
+    if can_resume(args, **spaces):
         like = Checkpoint(iteration, train_state, replay.state_dict())
         iteration, train_state, saved_replay = load_checkpoint(args.resume, like)
         replay.load_state_dict(saved_replay)
     obs = env.reset(iteration)
-    log = RunLog(
-        args,
-        iteration,
-        packages=["jax", "jaxlib", "flax", "optax", "gymnasium", "numpy"],
-        device=jax.devices()[0].device_kind,
-        obs_shape=env.obs_shape,
-        num_actions=env.num_actions,
-    )
+    packages = ["jax", "jaxlib", "flax", "optax", "gymnasium", "numpy"]
+    log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
 
     # args is a compile-time constant.
     q_fn = jax.jit(train_state.apply_fn)
@@ -602,7 +594,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 # === Run log ====================================================================================
 # You can stop reading here. The rest manages the run folder, and is the same in every script.
 class RunLog:
-    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
+    """A run folder: run.json describes the run, and metrics.jsonl has one line per iteration.
 
     On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
     """
@@ -626,7 +618,7 @@ class RunLog:
         except (BlockingIOError, PermissionError):
             fail(f"Another process is training in {self.dir}")
         except OSError:
-            pass  # this file system has no locks
+            pass  # this file system does not support locks
         if __name__ == "__main__" and not args.resume:
             atexit.register(self.remove_if_empty)
 
@@ -644,7 +636,7 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         self.metrics.seek(0)
-        lines = self.metrics.readlines()[:iteration]  # drop lines from after the checkpoint
+        lines = self.metrics.readlines()[:iteration]  # drop lines written after the checkpoint
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
@@ -669,13 +661,13 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # a program that imports this script handles signals itself
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
         self.show(f"Writing to {self.dir}. The first iteration can take longer.")
-        self.show("Press Ctrl-C to stop after this iteration, or twice to stop immediately.")
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.stop)
+            self.show("Press Ctrl-C to stop after the current iteration, or twice to stop now.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -695,8 +687,8 @@ class RunLog:
             row["time/update"] = end - middle
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             text = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
-                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            for name in ("episodes", "episodic_return", "SPS"):
+                text += f", {name} {row[f'charts/{name}']:g}"
             self.show(text)
         is_finite = np.isfinite([x for name, x in row.items() if name.endswith("_loss")]).all()
         # The losses of DQN and SAC are NaN until training begins; charts/updates is 0 until then.
@@ -714,14 +706,14 @@ class RunLog:
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text, unless the output is closed: Ctrl-C ends `| tee log.txt`, for example."""
+        """Print text, unless the output is closed, for example because Ctrl-C ended `tee`."""
         try:
             print(text, flush=True)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, but skip some: it shows at most 1000 points per curve."""
+        """Add a row to TensorBoard. Long runs skip rows: it shows at most 1000 points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -738,7 +730,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self) -> None:
-        """Record how the run ended, and print the command that resumes or evaluates it."""
+        """Record how the run ended and print the next command. Exit if a signal stopped the run."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
@@ -752,7 +744,7 @@ class RunLog:
         python = "uv run" if uses_uv else quote(sys.orig_argv[0])
         if not is_complete:
             self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
-            sys.exit(128 + self.stopped_by)  # as shells do
+            sys.exit(128 + self.stopped_by)  # as is usual for signals
         self.show(f"Saved to {self.dir}")
         if uses_uv:
             python += f" --with-requirements {script}"  # evaluate.py imports this script
@@ -765,8 +757,7 @@ class RunLog:
 
     def remove_if_empty(self) -> None:
         """Remove the folder if the run failed before the end of its first iteration."""
-        metrics = self.dir / "metrics.jsonl"
-        if metrics.exists() and metrics.stat().st_size == 0:
+        if (self.dir / "metrics.jsonl").stat().st_size == 0:
             shutil.rmtree(self.dir)
 
 
@@ -790,7 +781,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
+    """Return whether --resume has a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -800,6 +791,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    # A run that was killed after its last checkpoint is "running", and close() can still end it.
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0

@@ -106,8 +106,7 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1, and not empty")
 
 
-# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
-# number of environment steps or optimizer steps.
+# --resume cannot change these: the arrays of the checkpoint or the schedules depend on them.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 FIXED += ("gru_hidden_size", "feed_back")
 
@@ -134,12 +133,11 @@ class VecEnv:
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
             self.params = self.env.default_params
+        elif env_id in gymnax.registered_envs:
+            self.env, self.params = gymnax.make(env_id)
         else:
-            try:
-                self.env, self.params = gymnax.make(env_id)
-            except ValueError as error:
-                hint = "use more/ppo_linen_gymnasium.py or more/ppo_torch_gymnasium.py"
-                fail(f"{error} For a Gymnasium environment, {hint}")
+            hint = "use more/ppo_linen_gymnasium.py or more/ppo_torch_gymnasium.py"
+            fail(f"gymnax has no {env_id}. For a Gymnasium environment, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
             hint = "use more/ppo_continuous_linen.py or more/ppo_continuous_torch.py"
@@ -219,11 +217,11 @@ class Agent(nn.Module):
         self.critic = MLP((), 1, output_scale=1.0)
 
     def encode(self, obs):
-        """(B, *obs_shape) -> (B, 3 * H), the inputs of the GRU gates; H = gru_hidden_size."""
+        """(B, *obs_shape) -> (B, 3 * H), after the input layer of the GRU; H = gru_hidden_size."""
         return self.encoder(obs.reshape(len(obs), -1).astype(jnp.float32))
 
     def gru_step(self, gru_state, encoded):
-        """One step of a GRU, defined as in torch.nn.GRU: (..., H), (..., 3 * H) -> (..., H)."""
+        """One GRU step, with the equations of torch.nn.GRU: (..., H), (..., 3 * H) -> (..., H)."""
         from_obs = jnp.split(encoded, 3, axis=-1)
         from_state = jnp.split(self.recurrent(gru_state), 3, axis=-1)
         reset_gate = nn.sigmoid(from_obs[0] + from_state[0])
@@ -279,7 +277,7 @@ class Storage(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Inputs of the loss: T steps of B environments, all of them or those of a minibatch."""
+    """Inputs of the loss: T steps of B environments. A minibatch has a subset of them."""
 
     initial_gru_state: jax.Array  # (B, H)
     done: jax.Array  # (B, T) bool
@@ -309,11 +307,13 @@ def rollout(train_state, obs, gru_state, env_state, key, env: VecEnv, args: Args
     last, outputs = jax.lax.scan(step, (obs, gru_state, env_state), noise)
     all_obs, action, logits, gru_states, results = outputs
     logprob = logprob_of(action, jax.nn.log_softmax(logits))
-    return *last, Storage(all_obs, action, logprob, gru_states, gru_state, **results)
+    return *last, Storage(
+        all_obs, action, logprob, gru_states, initial_gru_state=gru_state, **results
+    )
 
 
 def reset_gru(gru_state, done):
-    """Zero the GRU state (N, H) where an episode is done (N,)."""
+    """Set the GRU state (N, H) to zero where done (N,) is True."""
     return jnp.where(done[:, None], 0.0, gru_state)
 
 
@@ -381,7 +381,8 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 
 def unroll(params, apply_fn, batch: Batch) -> jax.Array:
     """Return the GRU states (B, T, H) under the current parameters."""
-    # The encoder does not need the GRU state, so it processes all steps before the loop.
+    # The encoder does not need the GRU state, so it processes all steps before the loop. In a
+    # ready-made GRU cell, the input layer would run inside the loop.
     encoded = jax.vmap(partial(apply_fn, params, method="encode"))(batch.obs)  # (B, T, 3 * H)
 
     def step(gru_state, inputs):
@@ -457,10 +458,11 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # As in PyTorch, "high" and "medium" allow TF32 on a GPU, which JAX does by default.
+    # As in PyTorch, "high" and "medium" allow TF32 on a GPU. In JAX, this is the default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs, args.feed_back)
+    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}
 
     # A checkpoint can hold keys from PRNGKey, such as env_state.key, but not from jax.random.key.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
@@ -468,17 +470,11 @@ def train(args: Args) -> None:
     train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
     gru_state = jnp.zeros((args.num_envs, args.gru_hidden_size))
-    if can_resume(args, obs_shape=env.obs_shape, num_actions=env.num_actions):
+    if can_resume(args, **spaces):
         like = Checkpoint(iteration, train_state, obs, gru_state, env_state)
         iteration, train_state, obs, gru_state, env_state = load_checkpoint(args.resume, like)
-    log = RunLog(
-        args,
-        iteration,
-        packages=["jax", "jaxlib", "flax", "optax", "gymnax", "numpy"],
-        device=jax.devices()[0].device_kind,
-        obs_shape=env.obs_shape,
-        num_actions=env.num_actions,
-    )
+    packages = ["jax", "jaxlib", "flax", "optax", "gymnax", "numpy"]
+    log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
 
     # env and args are compile-time constants.
     rollout_fn = jax.jit(partial(rollout, env=env, args=args))
@@ -538,8 +534,8 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """Load a trained policy: policy(obs) returns the most likely action for each observation.
 
     obs (N, *obs_shape) and the actions (N,) are NumPy arrays. policy(obs, sample=True) samples the
-    actions instead, as in training. Each call is one step of N environments; the GRU
-    states are kept for the next call. Pass starts (N,), True where obs is the first of an episode.
+    actions instead, as in training. Each call is one step of N environments. The
+    GRU states are kept for the next call, but reset where starts (N,) is True (a new episode).
     """
     info, args = load_info(folder)
     agent = Agent(args.hidden_sizes, info["num_actions"], args.gru_hidden_size)
@@ -566,7 +562,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 # === Run log ====================================================================================
 # You can stop reading here. The rest manages the run folder, and is the same in every script.
 class RunLog:
-    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
+    """A run folder: run.json describes the run, and metrics.jsonl has one line per iteration.
 
     On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
     """
@@ -590,7 +586,7 @@ class RunLog:
         except (BlockingIOError, PermissionError):
             fail(f"Another process is training in {self.dir}")
         except OSError:
-            pass  # this file system has no locks
+            pass  # this file system does not support locks
         if __name__ == "__main__" and not args.resume:
             atexit.register(self.remove_if_empty)
 
@@ -608,7 +604,7 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         self.metrics.seek(0)
-        lines = self.metrics.readlines()[:iteration]  # drop lines from after the checkpoint
+        lines = self.metrics.readlines()[:iteration]  # drop lines written after the checkpoint
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
@@ -633,13 +629,13 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # a program that imports this script handles signals itself
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
         self.show(f"Writing to {self.dir}. The first iteration can take longer.")
-        self.show("Press Ctrl-C to stop after this iteration, or twice to stop immediately.")
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.stop)
+            self.show("Press Ctrl-C to stop after the current iteration, or twice to stop now.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -659,8 +655,8 @@ class RunLog:
             row["time/update"] = end - middle
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             text = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
-                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            for name in ("episodes", "episodic_return", "SPS"):
+                text += f", {name} {row[f'charts/{name}']:g}"
             self.show(text)
         is_finite = np.isfinite([x for name, x in row.items() if name.endswith("_loss")]).all()
         # The losses of DQN and SAC are NaN until training begins; charts/updates is 0 until then.
@@ -678,14 +674,14 @@ class RunLog:
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text, unless the output is closed: Ctrl-C ends `| tee log.txt`, for example."""
+        """Print text, unless the output is closed, for example because Ctrl-C ended `tee`."""
         try:
             print(text, flush=True)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, but skip some: it shows at most 1000 points per curve."""
+        """Add a row to TensorBoard. Long runs skip rows: it shows at most 1000 points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -702,7 +698,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self) -> None:
-        """Record how the run ended, and print the command that resumes or evaluates it."""
+        """Record how the run ended and print the next command. Exit if a signal stopped the run."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
@@ -716,7 +712,7 @@ class RunLog:
         python = "uv run" if uses_uv else quote(sys.orig_argv[0])
         if not is_complete:
             self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
-            sys.exit(128 + self.stopped_by)  # as shells do
+            sys.exit(128 + self.stopped_by)  # as is usual for signals
         self.show(f"Saved to {self.dir}")
         if uses_uv:
             python += f" --with-requirements {script}"  # evaluate.py imports this script
@@ -729,8 +725,7 @@ class RunLog:
 
     def remove_if_empty(self) -> None:
         """Remove the folder if the run failed before the end of its first iteration."""
-        metrics = self.dir / "metrics.jsonl"
-        if metrics.exists() and metrics.stat().st_size == 0:
+        if (self.dir / "metrics.jsonl").stat().st_size == 0:
             shutil.rmtree(self.dir)
 
 
@@ -754,7 +749,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
+    """Return whether --resume has a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -764,6 +759,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    # A run that was killed after its last checkpoint is "running", and close() can still end it.
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0

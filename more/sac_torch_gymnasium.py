@@ -13,10 +13,10 @@ MuJoCo environments need: pip install "gymnasium[mujoco]==1.3.0" (uv run install
 Start reading at Environment. The main ideas:
 - draw_action() squashes Gaussian samples to [-1, 1]. The replay buffer stores these
   actions, and VecEnv.step() maps them to the bounds.
-- sac_loss() adds up three losses. Each loss detaches what it must not train, so that one gradient
-  and one Adam train everything.
+- sac_loss() adds up three losses. Each loss detaches what it must not train, so that one
+  backward pass and one optimizer train everything.
 - update() is PyTorch's usual sequence: zero_grad, backward, step.
-- train() is a plain loop over environment steps: act, step, store, and update if an update is due.
+- train() is a plain loop over environment steps: act, step, store, and run the updates due.
 - VecEnv steps the environments one after another (sync), or each in its own process (async). Both
   run on the CPU, in NumPy.
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
@@ -69,7 +69,7 @@ class Args:
     learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps per environment in an iteration, the logging interval
+    num_steps: int = 200  # steps per environment in an iteration; metrics are logged once in each
     gamma: float = 0.99  # discount factor
     buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
@@ -106,8 +106,7 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: the checkpoint would not fit, or an iteration would have a different
-# number of environment steps.
+# --resume cannot change these: the arrays of the checkpoint or the schedules depend on them.
 FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
 
 
@@ -130,7 +129,7 @@ def parse_args() -> Args:
         hidden_sizes=(256, 256),
     )
     default = "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings."
-    paper = "Settings from Haarnoja et al. 2018 (arXiv 1812.05905); starts with random actions."
+    paper = "Settings from Haarnoja et al. 2018 (arXiv 1812.05905)."
     presets = {"pendulum": (default, Args()), "mujoco": (paper, mujoco)}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
@@ -153,10 +152,10 @@ class VecEnv:
         wrappers: list[Any] = [DropInfo]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
-            vector_options["daemon"] = False  # daemon processes cannot start processes
-            vector_options["shared_memory"] = False  # it would reshape and cast obs silently
+            vector_options["daemon"] = False  # daemon processes cannot have children
+            vector_options["shared_memory"] = False  # it would silently cast and reshape obs
             wrappers.append(Worker)
-        atexit.register(terminate_workers)
+        atexit.register(terminate_workers)  # if make_vec fails
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
@@ -164,19 +163,18 @@ class VecEnv:
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
         except (BrokenPipeError, ConnectionResetError, EOFError):
-            if not Worker.exists:
-                raise  # no worker has started, so the environment itself raised it
+            if not Worker.dummy_exists:
+                raise  # by the constructor of the environment
             time.sleep(1)  # give the worker process time to print the cause
             sys.exit(1)
-        atexit.register(self.envs.close, terminate=True)
+        atexit.register(self.envs.close, terminate=True)  # if training fails
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
             hint = "for Discrete, use more/dqn_linen_gymnasium.py or its PyTorch version"
             fail(f"--env-id: the action space must be a bounded Box of floats, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
-            hint = "gymnasium.wrappers.FlattenObservation turns it into one array"
-            fail(f"--env-id: the observation space must be a Box, not {obs_space}; {hint}")
+            fail(f"--env-id: {obs_space} is not a Box: use gymnasium.wrappers.FlattenObservation")
         self.num_envs = num_envs
         self.seed = seed
         self.action_space = space
@@ -202,7 +200,7 @@ class VecEnv:
         self.step_count = 0
         self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
-        return self.copy_finite("an observation", obs, self.obs_dtype)
+        return self.checked_copy("an observation", obs, self.obs_dtype)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Map action (N, action_dim) from [-1, 1] to the bounds, clip it, and step.
@@ -215,28 +213,27 @@ class VecEnv:
         action = to_bounds(action, self.action_low, self.action_high)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
         self.step_count += 1
-        next_obs = self.copy_finite("an observation", obs, self.obs_dtype)  # Gymnasium reuses obs
+        obs = self.checked_copy("an observation", obs, self.obs_dtype)  # Gymnasium reuses obs
         episode_return = self.episode_return + reward
         episode_length = self.episode_length + 1
         results = {
-            "reward": self.copy_finite("a reward", reward, np.float32),
+            "reward": self.checked_copy("a reward", reward, np.float32),
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": next_obs,
+            "next_obs": obs,
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
         done = terminated | truncated
         self.episode_return = np.where(done, 0, episode_return)
         self.episode_length = np.where(done, 0, episode_length)
-        if not done.any():
-            return next_obs, results
-        # Restart now; by default Gymnasium would use up the next step.
-        obs, _ = self.envs.reset(options={"reset_mask": done})
-        return self.copy_finite("an observation", obs, self.obs_dtype), results
+        if done.any():  # restart now; by default Gymnasium would use up the next step
+            obs, _ = self.envs.reset(options={"reset_mask": done})
+            obs = self.checked_copy("an observation", obs, self.obs_dtype)
+        return obs, results
 
-    def copy_finite(self, what: str, x: np.ndarray, dtype: Any) -> np.ndarray:
-        """Return a copy of x as dtype. Raise an error for NaN or inf: training would fail later."""
+    def checked_copy(self, what: str, x: np.ndarray, dtype: Any) -> np.ndarray:
+        """Return a copy of x as dtype. Raise an error for NaN or inf: both ruin the parameters."""
         x = x.astype(dtype)
         if not np.isfinite(x).all():
             env = np.argwhere(~np.isfinite(x))[0][0]
@@ -250,7 +247,7 @@ class DropInfo(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
         obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
-        if not isinstance(info, dict):
+        if not isinstance(info, dict):  # an observation of length 2 also unpacks
             raise TypeError("reset must return (observation, info), as in Gymnasium's current API")
         return obs, {}
 
@@ -260,16 +257,16 @@ class DropInfo(gymnasium.Wrapper):
 
 
 class Worker(gymnasium.Wrapper):
-    """Handle signals in the worker process of an environment (async only)."""
+    """Set up signal handling in the worker process of an environment (async only)."""
 
-    exists = False  # set by the environment that Gymnasium first creates in the main process
+    dummy_exists = False  # True once Gymnasium has created a first environment in the main process
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        Worker.exists = True
+        Worker.dummy_exists = True
         if multiprocessing.parent_process():  # None in the main process
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, which closes env
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, to close env
             threading.Thread(target=end_with_parent, daemon=True).start()
 
 
@@ -561,13 +558,9 @@ def train(args: Args) -> None:
             steps = args.learning_starts
             print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     obs = env.reset(iteration)
-    log = RunLog(
-        args,
-        iteration,
-        packages=["torch", "gymnasium", "numpy"],
-        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        **spaces,
-    )
+    packages = ["torch", "gymnasium", "numpy"]
+    device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    log = RunLog(args, iteration, packages, device=device_name, **spaces)
 
     while iteration < args.num_iterations:
         start = time.perf_counter()
@@ -672,7 +665,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 # === Run log ====================================================================================
 # You can stop reading here. The rest manages the run folder, and is the same in every script.
 class RunLog:
-    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
+    """A run folder: run.json describes the run, and metrics.jsonl has one line per iteration.
 
     On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
     """
@@ -696,7 +689,7 @@ class RunLog:
         except (BlockingIOError, PermissionError):
             fail(f"Another process is training in {self.dir}")
         except OSError:
-            pass  # this file system has no locks
+            pass  # this file system does not support locks
         if __name__ == "__main__" and not args.resume:
             atexit.register(self.remove_if_empty)
 
@@ -714,7 +707,7 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         self.metrics.seek(0)
-        lines = self.metrics.readlines()[:iteration]  # drop lines from after the checkpoint
+        lines = self.metrics.readlines()[:iteration]  # drop lines written after the checkpoint
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
@@ -739,13 +732,13 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # a program that imports this script handles signals itself
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             self.show(f"{self.dir} has no checkpoint, so training starts over.")
         self.show(f"Writing to {self.dir}. The first iteration can take longer.")
-        self.show("Press Ctrl-C to stop after this iteration, or twice to stop immediately.")
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.stop)
+            self.show("Press Ctrl-C to stop after the current iteration, or twice to stop now.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -765,8 +758,8 @@ class RunLog:
             row["time/update"] = end - middle
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             text = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
-                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            for name in ("episodes", "episodic_return", "SPS"):
+                text += f", {name} {row[f'charts/{name}']:g}"
             self.show(text)
         is_finite = np.isfinite([x for name, x in row.items() if name.endswith("_loss")]).all()
         # The losses of DQN and SAC are NaN until training begins; charts/updates is 0 until then.
@@ -784,14 +777,14 @@ class RunLog:
                 self.wandb = None
 
     def show(self, text: str) -> None:
-        """Print text, unless the output is closed: Ctrl-C ends `| tee log.txt`, for example."""
+        """Print text, unless the output is closed, for example because Ctrl-C ended `tee`."""
         try:
             print(text, flush=True)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, but skip some: it shows at most 1000 points per curve."""
+        """Add a row to TensorBoard. Long runs skip rows: it shows at most 1000 points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -808,7 +801,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self) -> None:
-        """Record how the run ended, and print the command that resumes or evaluates it."""
+        """Record how the run ended and print the next command. Exit if a signal stopped the run."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
@@ -822,7 +815,7 @@ class RunLog:
         python = "uv run" if uses_uv else quote(sys.orig_argv[0])
         if not is_complete:
             self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
-            sys.exit(128 + self.stopped_by)  # as shells do
+            sys.exit(128 + self.stopped_by)  # as is usual for signals
         self.show(f"Saved to {self.dir}")
         if uses_uv:
             python += f" --with-requirements {script}"  # evaluate.py imports this script
@@ -835,8 +828,7 @@ class RunLog:
 
     def remove_if_empty(self) -> None:
         """Remove the folder if the run failed before the end of its first iteration."""
-        metrics = self.dir / "metrics.jsonl"
-        if metrics.exists() and metrics.stat().st_size == 0:
+        if (self.dir / "metrics.jsonl").stat().st_size == 0:
             shutil.rmtree(self.dir)
 
 
@@ -860,7 +852,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if the run cannot continue."""
+    """Return whether --resume has a checkpoint to load. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -870,6 +862,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    # A run that was killed after its last checkpoint is "running", and close() can still end it.
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0
