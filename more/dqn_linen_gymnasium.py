@@ -116,7 +116,6 @@ def parse_args() -> Args:
     saved = args_to_resume()
     if saved:
         return tyro.cli(Args, default=saved)
-    # The settings from MinAtar's examples/dqn.py (Young & Tian 2019), for five million frames.
     minatar = Args(
         env_id="MinAtar/Breakout-v0",  # all six actions, sticky with probability 0.1, no time limit
         total_timesteps=5_000_000,
@@ -135,10 +134,9 @@ def parse_args() -> Args:
         optimizer_eps=0.01,
         hidden_sizes=(128,),
     )
-    presets = {
-        "cartpole": ("Put `minatar` before the flags to use MinAtar's settings.", Args()),
-        "minatar": ("Settings from MinAtar's examples/dqn.py, for five million frames.", minatar),
-    }
+    default = "For CartPole-v1. Put minatar before the flags to use the MinAtar settings."
+    paper = "Settings from MinAtar's examples/dqn.py (Young & Tian 2019), for five million frames."
+    presets = {"cartpole": (default, Args()), "minatar": (paper, minatar)}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
         argv = ["cartpole", *argv]
@@ -493,8 +491,8 @@ def train(args: Args) -> None:
     multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
     spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}
-    if args.learning_starts > args.total_timesteps:
-        print("Nothing will be learned: --learning-starts exceeds --total-timesteps")
+    if args.learning_starts >= args.total_timesteps:
+        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
     final_epsilon = epsilon_after(args.total_timesteps, args)
     if not math.isclose(final_epsilon, args.end_e, abs_tol=0.005):
         print(f"Epsilon will only reach {final_epsilon:.2f}: lower --exploration-steps")

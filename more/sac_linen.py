@@ -508,8 +508,8 @@ def train(args: Args) -> None:
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
-    if args.learning_starts > args.total_timesteps:
-        print("Nothing will be learned: --learning-starts exceeds --total-timesteps")
+    if args.learning_starts >= args.total_timesteps:
+        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
     spaces: dict[str, Any] = {
         "obs_shape": env.obs_shape,
         "action_dim": env.action_dim,

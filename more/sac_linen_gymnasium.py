@@ -542,8 +542,8 @@ def train(args: Args) -> None:
     # Import these once in the fork server instead of in every async worker.
     multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    if args.learning_starts > args.total_timesteps:
-        print("Nothing will be learned: --learning-starts exceeds --total-timesteps")
+    if args.learning_starts >= args.total_timesteps:
+        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
     spaces: dict[str, Any] = {
         "obs_shape": env.obs_shape,
         "action_dim": env.action_dim,

@@ -485,8 +485,8 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     device = choose_device()
     env = VecEnv(args.env_id, args.num_envs)
-    if args.learning_starts > args.total_timesteps:
-        print("Nothing will be learned: --learning-starts exceeds --total-timesteps")
+    if args.learning_starts >= args.total_timesteps:
+        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
     spaces: dict[str, Any] = {
         "obs_shape": env.obs_shape,
         "action_dim": env.action_dim,
