@@ -352,7 +352,7 @@ def test_a_run_that_is_too_short_for_an_update_says_so(name, monkeypatch, capsys
     monkeypatch.setattr(script, "RunLog", stop_training)
     sizes: dict[str, Any] = {"num_envs": 4, "num_steps": 16, "hidden_sizes": (8,)}
     sizes |= {"buffer_size": 128, "batch_size": 16, "total_timesteps": 64}
-    for learning_starts, said in ((65, True), (64, False)):
+    for learning_starts, said in ((64, True), (63, False)):
         with pytest.raises(Stopped):
             script.train(script.Args(learning_starts=learning_starts, **sizes))
         assert ("Nothing will be learned" in capsys.readouterr().out) == said
