@@ -742,10 +742,7 @@ def args_to_resume() -> Args | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
-    try:
-        return load_info(folder)[1] if folder else None
-    except (OSError, ValueError) as error:
-        fail(f"--resume {folder}: {error}")
+    return load_info(folder)[1] if folder else None
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:

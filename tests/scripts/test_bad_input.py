@@ -129,21 +129,7 @@ def test_a_run_without_its_checkpoint_is_refused(whole_run, tmp_path):
     assert content(folder) == before
 
 
-@pytest.mark.parametrize(
-    ("folder", "reason"),
-    [
-        ("nowhere", "nowhere/run.json"),
-        ("other", "a run of ppo_linen.py"),
-        ("damaged", "--resume damaged: Expecting value"),
-    ],
-)
-def test_only_runs_of_the_same_script_can_be_resumed(
-    folder, reason, whole_run, tmp_path, monkeypatch, capfd
-):
-    shutil.copytree(whole_run("ppo_linen").folder, tmp_path / "other")
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged/run.json").touch()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
+def test_only_runs_of_the_same_script_can_be_resumed(whole_run):
+    folder = whole_run("ppo_linen").folder
+    with pytest.raises(ValueError, match="is a run of ppo_linen.py"):
         parse("ppo_torch", "--resume", folder)
-    assert stopped.value.code == 2 and reason in capfd.readouterr().err
