@@ -275,7 +275,8 @@ class GymnasiumEnvs:
                     f"If your simulator allows only one instance per process, add {flags}"
                 )
             raise
-        self.env.action_space.seed(args.seed)
+        self.action_space = self.env.envs.single_action_space
+        self.action_space.seed(args.seed)
 
     def can_render(self, env_id: str) -> bool:
         """Return whether to call render; for MinAtar, draw observations instead, as in gymnax."""
@@ -295,7 +296,7 @@ class GymnasiumEnvs:
         return obs
 
     def random_actions(self, rng: np.random.Generator) -> np.ndarray:
-        return np.stack([self.env.action_space.sample() for _ in range(self.env.num_envs)])
+        return np.stack([self.action_space.sample() for _ in range(self.env.num_envs)])
 
     def close(self) -> None:
         self.env.envs.close()

@@ -111,7 +111,7 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: the arrays of the checkpoint or the schedules depend on them.
+# --resume cannot change these: the shapes or the step counts in the checkpoint depend on them.
 FIXED = ("env_id", "sticky_actions", "num_envs", "num_steps", "buffer_size")
 FIXED += ("hidden_sizes", "optimizer")
 
@@ -221,7 +221,7 @@ class VecEnv:
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": info["final_observation"],  # set in every step
+            "next_obs": info["final_observation"],  # before any restart; set in every step
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
@@ -516,7 +516,7 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # As in PyTorch, "high" and "medium" allow TF32 on a GPU. In JAX, this is the default.
+    # "high" and "medium" allow TF32 on a GPU, as in PyTorch. So does the "default" of JAX.
     torch.set_float32_matmul_precision(args.matmul_precision)
     torch.backends.cudnn.allow_tf32 = args.matmul_precision != "highest"  # for convolutions
     precision = "highest" if args.matmul_precision == "highest" else "default"
@@ -535,13 +535,13 @@ def train(args: Args) -> None:
     iteration = 0
     num_updates = 0
     agent, target, optimizer = make_agent(args, env.obs_shape, env.num_actions, device)
-    # Arrays from DLPack are committed to a device. If the initial state were not, step_fn would
-    # compile twice.
+    # On a GPU, actions arrive by DLPack and are committed to a device, and so is the next state. If
+    # the initial state were not, step_fn would compile twice.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
     replay = Replay(args, env.obs_shape, obs.dtype, device)
     obs = to_torch(obs)
-    if can_resume(args, **spaces):
+    if has_checkpoint(args, **spaces):
         checkpoint = load_checkpoint(args.resume)
         iteration = checkpoint["iteration"]
         num_updates = checkpoint["num_updates"]
@@ -755,7 +755,7 @@ class RunLog:
         """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
-        row["iteration"] = iteration
+        row["iteration"] = iteration  # counted from 0
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
         row["charts/SPS"] = self.steps_per_iteration / (end - start)  # this iteration only
         row["time/elapsed"] = end - self.start
@@ -855,8 +855,8 @@ def args_to_resume() -> Args | None:
     return load_info(folder)[1] if folder else None
 
 
-def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether --resume has a checkpoint to load. Exit if the run cannot continue."""
+def has_checkpoint(args: Args, **spaces: Any) -> bool:
+    """Return whether --resume names a run with a checkpoint. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -866,7 +866,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
-    # A run that was killed after its last checkpoint is "running", and close() can still end it.
+    # A run that was killed just before close() has the status "running": resuming it calls close().
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0

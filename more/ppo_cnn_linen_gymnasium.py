@@ -124,7 +124,7 @@ class Args:
         self.conv_layers = tuple(zip(*conv_sizes, strict=True))
 
 
-# --resume cannot change these: the arrays of the checkpoint or the schedules depend on them.
+# --resume cannot change these: the shapes or the step counts in the checkpoint depend on them.
 FIXED = ("env_id", "image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs")
 FIXED += ("channels_first", "conv_channels", "conv_kernels", "conv_strides", "hidden_sizes")
 
@@ -172,7 +172,7 @@ class VecEnv:
             vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
             vector_options["daemon"] = False  # daemon processes cannot have children
             vector_options["shared_memory"] = False  # it would silently cast and reshape obs
-            wrappers.append(Worker)
+            wrappers.append(WorkerSetup)
         atexit.register(terminate_workers)  # if make_vec fails
         self.is_atari = env_id.startswith(("ALE/", "ale_py:ALE/"))
         try:
@@ -193,9 +193,9 @@ class VecEnv:
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
         except (BrokenPipeError, ConnectionResetError, EOFError):
-            if not Worker.dummy_exists:
-                raise  # by the constructor of the environment
-            time.sleep(1)  # give the worker process time to print the cause
+            if not WorkerSetup.dummy_exists:  # the environment itself raised it, in this process
+                raise
+            time.sleep(1)  # a worker process has failed: give it time to print the cause
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)  # if training fails
         space = self.envs.single_action_space
@@ -212,7 +212,6 @@ class VecEnv:
             fail(f"--env-id: the image must be uint8 from 0 to 255, not {obs_space.dtype}; {hint}")
         self.num_envs = num_envs
         self.seed = seed
-        self.action_space = space
         self.num_actions = int(space.n)
         self.obs_shape = obs_space.shape
         # Atari images are (stacked frames, H, W). The agent adds an axis to images (H, W).
@@ -307,14 +306,14 @@ class DropInfo(gymnasium.Wrapper):
         return *results, {}
 
 
-class Worker(gymnasium.Wrapper):
-    """Set up signal handling in the worker process of an environment (async only)."""
+class WorkerSetup(gymnasium.Wrapper):
+    """Set up a worker process: ignore Ctrl-C, close env on SIGTERM, end with the main process."""
 
     dummy_exists = False  # True once Gymnasium has created a first environment in the main process
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        Worker.dummy_exists = True
+        WorkerSetup.dummy_exists = True
         if multiprocessing.parent_process():  # None in the main process
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, to close env
@@ -676,10 +675,10 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # As in PyTorch, "high" and "medium" allow TF32 on a GPU. In JAX, this is the default.
+    # "high" and "medium" allow TF32 on a GPU, as in PyTorch. So does the "default" of JAX.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
-    # Import these once in the fork server instead of in every async worker.
+    # Every async worker imports this script: load its slow imports once, in the fork server.
     multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
     env = VecEnv(
         args.env_id,
@@ -701,24 +700,23 @@ def train(args: Args) -> None:
     iteration = 0
     sizes = (env.obs_shape, env.channels_first, env.num_actions)
     train_state = make_agent(args, *sizes, agent_key)
-    if can_resume(args, **spaces):
+    if has_checkpoint(args, **spaces):
         like = Checkpoint(iteration, train_state)
         iteration, train_state = load_checkpoint(args.resume, like)
     obs = env.reset(iteration)
     packages = ["jax", "jaxlib", "flax", "optax", "gymnasium", "numpy"]
     log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
 
-    # args is a compile-time constant.
     policy_fn = jax.jit(partial(policy, apply_fn=train_state.apply_fn))
     value_fn = jax.jit(partial(train_state.apply_fn, method="get_value"))
-    update_fn = jax.jit(partial(update, args=args))
+    update_fn = jax.jit(partial(update, args=args))  # args is a compile-time constant
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Deriving the keys from the iteration number keeps them out of the checkpoint.
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         params = train_state.params
         obs, storage = rollout(policy_fn, value_fn, params, obs, rollout_key, env, args)
-        middle = time.perf_counter() if args.sync_for_timing else 0.0  # rollout() syncs
+        middle = time.perf_counter() if args.sync_for_timing else 0.0  # rollout() waits
         train_state, metrics = update_fn(train_state, storage, update_key)
         metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start, middle)
@@ -863,7 +861,7 @@ class RunLog:
         """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
-        row["iteration"] = iteration
+        row["iteration"] = iteration  # counted from 0
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
         row["charts/SPS"] = self.steps_per_iteration / (end - start)  # this iteration only
         row["time/elapsed"] = end - self.start
@@ -963,8 +961,8 @@ def args_to_resume() -> Args | None:
     return load_info(folder)[1] if folder else None
 
 
-def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether --resume has a checkpoint to load. Exit if the run cannot continue."""
+def has_checkpoint(args: Args, **spaces: Any) -> bool:
+    """Return whether --resume names a run with a checkpoint. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -974,7 +972,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
-    # A run that was killed after its last checkpoint is "running", and close() can still end it.
+    # A run that was killed just before close() has the status "running": resuming it calls close().
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0

@@ -111,7 +111,7 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: the arrays of the checkpoint or the schedules depend on them.
+# --resume cannot change these: the shapes or the step counts in the checkpoint depend on them.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 
 
@@ -159,7 +159,7 @@ class VecEnv:
             vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
             vector_options["daemon"] = False  # daemon processes cannot have children
             vector_options["shared_memory"] = False  # it would silently cast and reshape obs
-            wrappers.append(Worker)
+            wrappers.append(WorkerSetup)
         atexit.register(terminate_workers)  # if make_vec fails
         try:
             self.envs: Any = gymnasium.make_vec(
@@ -168,9 +168,9 @@ class VecEnv:
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
         except (BrokenPipeError, ConnectionResetError, EOFError):
-            if not Worker.dummy_exists:
-                raise  # by the constructor of the environment
-            time.sleep(1)  # give the worker process time to print the cause
+            if not WorkerSetup.dummy_exists:  # the environment itself raised it, in this process
+                raise
+            time.sleep(1)  # a worker process has failed: give it time to print the cause
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)  # if training fails
         space = self.envs.single_action_space
@@ -267,14 +267,14 @@ class DropInfo(gymnasium.Wrapper):
         return *results, {}
 
 
-class Worker(gymnasium.Wrapper):
-    """Set up signal handling in the worker process of an environment (async only)."""
+class WorkerSetup(gymnasium.Wrapper):
+    """Set up a worker process: ignore Ctrl-C, close env on SIGTERM, end with the main process."""
 
     dummy_exists = False  # True once Gymnasium has created a first environment in the main process
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        Worker.dummy_exists = True
+        WorkerSetup.dummy_exists = True
         if multiprocessing.parent_process():  # None in the main process
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, to close env
@@ -586,7 +586,7 @@ def train(args: Args) -> None:
     """Train an agent, or continue a run."""
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Import these once in the fork server instead of in every async worker.
+    # Every async worker imports this script: load its slow imports once, in the fork server.
     multiprocessing.set_forkserver_preload(["gymnasium", "torch", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.gamma, args.vectorization, args.seed)
     spaces: dict[str, Any] = {
@@ -601,7 +601,7 @@ def train(args: Args) -> None:
     iteration = 0
     agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.action_dim, device)
     stats = Stats(env.obs_shape).to(device)
-    if can_resume(args, **spaces):
+    if has_checkpoint(args, **spaces):
         checkpoint = load_checkpoint(args.resume)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
@@ -793,7 +793,7 @@ class RunLog:
         """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
-        row["iteration"] = iteration
+        row["iteration"] = iteration  # counted from 0
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
         row["charts/SPS"] = self.steps_per_iteration / (end - start)  # this iteration only
         row["time/elapsed"] = end - self.start
@@ -893,8 +893,8 @@ def args_to_resume() -> Args | None:
     return load_info(folder)[1] if folder else None
 
 
-def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether --resume has a checkpoint to load. Exit if the run cannot continue."""
+def has_checkpoint(args: Args, **spaces: Any) -> bool:
+    """Return whether --resume names a run with a checkpoint. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -904,7 +904,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
-    # A run that was killed after its last checkpoint is "running", and close() can still end it.
+    # A run that was killed just before close() has the status "running": resuming it calls close().
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0

@@ -106,7 +106,7 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: the arrays of the checkpoint or the schedules depend on them.
+# --resume cannot change these: the shapes or the step counts in the checkpoint depend on them.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 FIXED += ("seed", "num_agents")  # the folders of the agents depend on these two
 
@@ -175,7 +175,7 @@ class VecEnv:
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": info["final_observation"],  # set in every step
+            "next_obs": info["final_observation"],  # before any restart; set in every step
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
@@ -402,7 +402,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train the agents, or continue a run."""
-    # As in PyTorch, "high" and "medium" allow TF32 on a GPU. In JAX, this is the default.
+    # "high" and "medium" allow TF32 on a GPU, as in PyTorch. So does the "default" of JAX.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
@@ -420,7 +420,7 @@ def train(args: Args) -> None:
     with jax.disable_jit(False):  # a Python loop could not stack TrainStates that hold functions
         train_state = jax.lax.map(make, agent_key)
     obs, env_state = jax.jit(jax.vmap(env.reset))(env_key)
-    if can_resume(args, **spaces):
+    if has_checkpoint(args, **spaces):
         like = Checkpoint(iteration, train_state, obs, env_state)
         iteration, train_state, obs, env_state = load_checkpoint(args.resume, like)
     packages = ["jax", "jaxlib", "flax", "optax", "gymnax", "numpy"]
@@ -650,7 +650,7 @@ class RunLog:
         """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
-        row["iteration"] = iteration
+        row["iteration"] = iteration  # counted from 0
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
         row["charts/SPS"] = self.steps_per_iteration / (end - start)  # this iteration only
         row["time/elapsed"] = end - self.start
@@ -750,8 +750,8 @@ def args_to_resume() -> Args | None:
     return load_info(folder)[1] if folder else None
 
 
-def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether --resume has a checkpoint to load. Exit if the run cannot continue."""
+def has_checkpoint(args: Args, **spaces: Any) -> bool:
+    """Return whether --resume names a run with a checkpoint. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -761,7 +761,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
-    # A run that was killed after its last checkpoint is "running", and close() can still end it.
+    # A run that was killed just before close() has the status "running": resuming it calls close().
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0

@@ -18,8 +18,8 @@ Start reading at Environment. The main ideas:
 - Replay is a NumPy buffer on the CPU. Each call to update_fn moves a batch to the device and
   returns before the update is done; the next action waits for the update.
 - train() is a plain loop over environment steps: act, step, store, and run the updates due.
-- VecEnv steps the environments one after another (sync), or each in its own process (async). Both
-  run on the CPU, in NumPy.
+- VecEnv steps the environments one after another (--vectorization sync), or each in its own
+  process (async). Both run on the CPU, in NumPy.
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
 Lines marked "# sync" wait for the device.
 
@@ -106,7 +106,7 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: the arrays of the checkpoint or the schedules depend on them.
+# --resume cannot change these: the shapes or the step counts in the checkpoint depend on them.
 FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
 
 
@@ -154,7 +154,7 @@ class VecEnv:
             vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
             vector_options["daemon"] = False  # daemon processes cannot have children
             vector_options["shared_memory"] = False  # it would silently cast and reshape obs
-            wrappers.append(Worker)
+            wrappers.append(WorkerSetup)
         atexit.register(terminate_workers)  # if make_vec fails
         try:
             self.envs: Any = gymnasium.make_vec(
@@ -163,9 +163,9 @@ class VecEnv:
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
         except (BrokenPipeError, ConnectionResetError, EOFError):
-            if not Worker.dummy_exists:
-                raise  # by the constructor of the environment
-            time.sleep(1)  # give the worker process time to print the cause
+            if not WorkerSetup.dummy_exists:  # the environment itself raised it, in this process
+                raise
+            time.sleep(1)  # a worker process has failed: give it time to print the cause
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)  # if training fails
         space = self.envs.single_action_space
@@ -256,14 +256,14 @@ class DropInfo(gymnasium.Wrapper):
         return *results, {}
 
 
-class Worker(gymnasium.Wrapper):
-    """Set up signal handling in the worker process of an environment (async only)."""
+class WorkerSetup(gymnasium.Wrapper):
+    """Set up a worker process: ignore Ctrl-C, close env on SIGTERM, end with the main process."""
 
     dummy_exists = False  # True once Gymnasium has created a first environment in the main process
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        Worker.dummy_exists = True
+        WorkerSetup.dummy_exists = True
         if multiprocessing.parent_process():  # None in the main process
             os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
             signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, to close env
@@ -536,10 +536,10 @@ def episode_statistics(returns: list[float], lengths: list[float]) -> dict[str, 
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # As in PyTorch, "high" and "medium" allow TF32 on a GPU. In JAX, this is the default.
+    # "high" and "medium" allow TF32 on a GPU, as in PyTorch. So does the "default" of JAX.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
-    # Import these once in the fork server instead of in every async worker.
+    # Every async worker imports this script: load its slow imports once, in the fork server.
     multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
     if args.learning_starts >= args.total_timesteps:
@@ -556,7 +556,7 @@ def train(args: Args) -> None:
     key = jax.random.PRNGKey(args.seed)
     train_state = make_agent(args, env.obs_shape, env.action_dim, key)
     replay = Replay(args, env.obs_shape, env.obs_dtype, env.action_dim)
-    if can_resume(args, **spaces):
+    if has_checkpoint(args, **spaces):
         like = Checkpoint(iteration, train_state, replay.state_dict())
         iteration, train_state, saved_replay = load_checkpoint(args.resume, like)
         replay.load_state_dict(saved_replay)
@@ -749,7 +749,7 @@ class RunLog:
         """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
-        row["iteration"] = iteration
+        row["iteration"] = iteration  # counted from 0
         row["global_step"] = (iteration + 1) * self.steps_per_iteration
         row["charts/SPS"] = self.steps_per_iteration / (end - start)  # this iteration only
         row["time/elapsed"] = end - self.start
@@ -849,8 +849,8 @@ def args_to_resume() -> Args | None:
     return load_info(folder)[1] if folder else None
 
 
-def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether --resume has a checkpoint to load. Exit if the run cannot continue."""
+def has_checkpoint(args: Args, **spaces: Any) -> bool:
+    """Return whether --resume names a run with a checkpoint. Exit if the run cannot continue."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)
@@ -860,7 +860,7 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
-    # A run that was killed after its last checkpoint is "running", and close() can still end it.
+    # A run that was killed just before close() has the status "running": resuming it calls close().
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0

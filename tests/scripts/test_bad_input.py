@@ -131,5 +131,5 @@ def test_a_run_without_its_checkpoint_is_refused(whole_run, tmp_path):
 
 def test_only_runs_of_the_same_script_can_be_resumed(whole_run):
     folder = whole_run("ppo_linen").folder
-    with pytest.raises(ValueError, match="is a run of ppo_linen.py"):
+    with pytest.raises(ValueError, match="is a run of ppo_linen"):
         parse("ppo_torch", "--resume", folder)

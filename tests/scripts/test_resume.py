@@ -377,7 +377,7 @@ def test_flags_that_a_checkpoint_depends_on_cannot_change(name, tmp_path, capsys
         changed = copy(old)
         setattr(changed, argument, "other")
         with pytest.raises(SystemExit) as stopped:
-            script.can_resume(changed)
+            script.has_checkpoint(changed)
         value = getattr(old, argument)
         assert stopped.value.code == 2
         assert capsys.readouterr().err == f"--resume cannot change {argument}, which is {value!r}\n"
