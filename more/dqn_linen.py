@@ -630,7 +630,9 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         self.metrics.seek(0)
-        lines = self.metrics.readlines()[:iteration]  # drop lines written after the checkpoint
+        # Drop an incomplete line, and lines written after the checkpoint.
+        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
+        lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues

@@ -266,7 +266,7 @@ class Agent(nn.Module):
         x = obs.float()  # not divided by 255: MinAtar's images contain only 0 and 1
         if obs.ndim == 4:
             x = self.conv(x.permute(0, 3, 1, 2)).relu()  # PyTorch convolves (B, C, H, W)
-        x = x.flatten(1)
+        x = x.reshape(len(x), -1)
         for layer in self.hidden:
             x = layer(x).relu()
         return self.output(x)
@@ -714,7 +714,9 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         self.metrics.seek(0)
-        lines = self.metrics.readlines()[:iteration]  # drop lines written after the checkpoint
+        # Drop an incomplete line, and lines written after the checkpoint.
+        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
+        lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues

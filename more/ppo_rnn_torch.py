@@ -246,7 +246,7 @@ class Agent(nn.Module):
 
     def encode(self, obs):
         """(B, *obs_shape) -> (B, hidden_sizes[-1]), the inputs of the GRU."""
-        return self.encoder(obs.flatten(1).float()).tanh()
+        return self.encoder(obs.reshape(len(obs), -1).float()).tanh()
 
     def get_logits(self, gru_state):
         return self.actor(gru_state)  # (..., H) -> (..., num_actions), H = gru_hidden_size
@@ -687,7 +687,9 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         self.metrics.seek(0)
-        lines = self.metrics.readlines()[:iteration]  # drop lines written after the checkpoint
+        # Drop an incomplete line, and lines written after the checkpoint.
+        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
+        lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues

@@ -215,14 +215,26 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
+        # Gymnasium may pass {}, but the default of its environments is None.
+        obs, info = call(self.env.reset, seed=seed, options=options or None)
         if not isinstance(info, dict):  # an observation of length 2 also unpacks
             raise TypeError("reset must return (observation, info), as in Gymnasium's current API")
         return obs, {}
 
     def step(self, action: Any) -> tuple:
-        *results, _ = self.env.step(action)
+        *results, _ = call(self.env.step, action)
         return *results, {}
+
+
+def call(method: Callable, *args: Any, **options: Any) -> tuple:
+    """Call reset or step, and turn errors into RuntimeErrors.
+
+    Not every exception can be sent to the main process, and sys.exit() would look like success.
+    """
+    try:
+        return method(*args, **options)
+    except (Exception, SystemExit) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 class WorkerSetup(gymnasium.Wrapper):
@@ -262,7 +274,7 @@ class MLP(nn.Module):
         self.output = linear(sizes[-1], num_outputs, output_scale)
 
     def forward(self, obs):
-        x = obs.flatten(1).float()
+        x = obs.reshape(len(obs), -1).float()
         for layer in self.hidden:
             x = layer(x).tanh()
         return self.output(x)
@@ -631,7 +643,9 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         self.metrics.seek(0)
-        lines = self.metrics.readlines()[:iteration]  # drop lines written after the checkpoint
+        # Drop an incomplete line, and lines written after the checkpoint.
+        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
+        lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues

@@ -250,7 +250,7 @@ class Actor(nn.Module):
         self.mlp = MLP(obs_size, hidden_sizes, 2 * action_dim)
 
     def forward(self, obs):  # (B, *obs_shape) -> mean and log_std, (B, action_dim) each
-        x = obs.flatten(1).float()
+        x = obs.reshape(len(obs), -1).float()
         mean, log_std = self.mlp(x).chunk(2, dim=-1)
         # The same bounds as in SB3 and SBX. CleanRL maps log_std to [-5, 2] with a tanh.
         return mean, log_std.clip(-20, 2)
@@ -264,7 +264,7 @@ class Critics(nn.Module):
         self.mlps = nn.ModuleList(MLP(obs_size + action_dim, hidden_sizes, 1) for _ in range(2))
 
     def forward(self, obs, action):  # (B, *obs_shape), (B, action_dim) -> (2, B)
-        x = torch.cat([obs.flatten(1).float(), action], dim=-1)
+        x = torch.cat([obs.reshape(len(obs), -1).float(), action], dim=-1)
         return torch.stack([mlp(x).squeeze(-1) for mlp in self.mlps])
 
 
@@ -673,7 +673,9 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         self.metrics.seek(0)
-        lines = self.metrics.readlines()[:iteration]  # drop lines written after the checkpoint
+        # Drop an incomplete line, and lines written after the checkpoint.
+        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
+        lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues

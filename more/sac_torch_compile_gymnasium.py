@@ -248,14 +248,26 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
+        # Gymnasium may pass {}, but the default of its environments is None.
+        obs, info = call(self.env.reset, seed=seed, options=options or None)
         if not isinstance(info, dict):  # an observation of length 2 also unpacks
             raise TypeError("reset must return (observation, info), as in Gymnasium's current API")
         return obs, {}
 
     def step(self, action: Any) -> tuple:
-        *results, _ = self.env.step(action)
+        *results, _ = call(self.env.step, action)
         return *results, {}
+
+
+def call(method: Callable, *args: Any, **options: Any) -> tuple:
+    """Call reset or step, and turn errors into RuntimeErrors.
+
+    Not every exception can be sent to the main process, and sys.exit() would look like success.
+    """
+    try:
+        return method(*args, **options)
+    except (Exception, SystemExit) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 class WorkerSetup(gymnasium.Wrapper):
@@ -314,7 +326,7 @@ class Actor(nn.Module):
         self.mlp = MLP(obs_size, hidden_sizes, 2 * action_dim)
 
     def forward(self, obs):  # (B, *obs_shape) -> mean and log_std, (B, action_dim) each
-        x = obs.flatten(1).float()
+        x = obs.reshape(len(obs), -1).float()
         mean, log_std = self.mlp(x).chunk(2, dim=-1)
         # The same bounds as in SB3 and SBX. CleanRL maps log_std to [-5, 2] with a tanh.
         return mean, log_std.clip(-20, 2)
@@ -328,7 +340,7 @@ class Critics(nn.Module):
         self.mlps = nn.ModuleList(MLP(obs_size + action_dim, hidden_sizes, 1) for _ in range(2))
 
     def forward(self, obs, action):  # (B, *obs_shape), (B, action_dim) -> (2, B)
-        x = torch.cat([obs.flatten(1).float(), action], dim=-1)
+        x = torch.cat([obs.reshape(len(obs), -1).float(), action], dim=-1)
         return torch.stack([mlp(x).squeeze(-1) for mlp in self.mlps])
 
 
@@ -805,7 +817,9 @@ class RunLog:
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         self.metrics.seek(0)
-        lines = self.metrics.readlines()[:iteration]  # drop lines written after the checkpoint
+        # Drop an incomplete line, and lines written after the checkpoint.
+        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
+        lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues

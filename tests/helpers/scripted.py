@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -186,6 +187,24 @@ class ConnectionFails(Scripted):
         raise ConnectionResetError("the simulator hung up")
 
 
+class Exits(Later):
+    def fail(self) -> None:
+        sys.exit()
+
+
+class LockedError(Exception):
+    """Exception that cannot be pickled."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class Unpicklable(Later):
+    def fail(self) -> None:
+        raise LockedError("the left arm has fallen off")
+
+
 class FloatImages(Scripted):
     """The observations do not have the dtype of the observation space."""
 
@@ -229,7 +248,7 @@ class Quits(Later):
 
 KINDS = (Scripted, Rich, Constant, Sensor, ContinuousSensor, BrokenSensor, NeedsNoOptions, Parent)
 KINDS += (OnlyObs, Needs, Fails, FailsAtStart, FailsInWorker, Quits, ConnectionFails)
-KINDS += (FloatImages, FlatObs, Threaded, Hangs)
+KINDS += (Exits, Unpicklable, FloatImages, FlatObs, Threaded, Hangs)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:
         gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")

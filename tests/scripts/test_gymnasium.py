@@ -292,8 +292,11 @@ def failed(env_id, vectorization, tmp_path):
 
 
 FAILURES = [
-    ("Fails", "sync", "scripted.ArmError: the left arm has fallen off"),
-    ("Fails", "async", "scripted.ArmError: the left arm has fallen off"),
+    ("Fails", "sync", "RuntimeError: ArmError: the left arm has fallen off"),
+    ("Fails", "async", "RuntimeError: ArmError: the left arm has fallen off"),
+    ("Unpicklable", "async", "RuntimeError: LockedError: the left arm has fallen off"),
+    ("Exits", "sync", "RuntimeError: SystemExit: "),
+    ("Exits", "async", "RuntimeError: SystemExit: "),
     ("FailsAtStart", "sync", "scripted.ArmError: the left arm is not there"),
     ("FailsInWorker", "async", "scripted.ArmError: the left arm is not there"),
     ("BrokenSensor", "async", "FloatingPointError: environment 0 returned an observation with NaN"),

@@ -220,6 +220,15 @@ def test_an_imported_script_sets_no_signal_handlers(tmp_path):
 
 
 # === Files ======================================================================================
+def test_missing_lines_do_not_duplicate_iterations(whole_run, tmp_path, monkeypatch):
+    folder = rewind(whole_run("ppo_torch"), tmp_path / "run")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[2:]))
+    op_by_op(monkeypatch, importlib.import_module("ppo_torch"))
+    assert main("ppo_torch", "--resume", folder) == 0
+    assert [row["iteration"] for row in rows(folder)] == [2, 3, 4]
+
+
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def lockf(*args):
         raise OSError(errno.ENOSYS, "Function not implemented")
