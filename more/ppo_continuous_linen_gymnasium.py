@@ -157,7 +157,7 @@ class VecEnv:
     ) -> None:
         sys.path.append(os.getcwd())  # to find my_module in my_module:MyEnv-v0
         vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-        wrappers: list[Any] = [DropInfo]
+        wrappers: list[Any] = [EnvWrapper]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
             vector_options["daemon"] = False  # daemon processes cannot have children
@@ -256,30 +256,28 @@ class VecEnv:
         return x
 
 
-class DropInfo(gymnasium.Wrapper):
-    """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
+class EnvWrapper(gymnasium.Wrapper):
+    """Drop info, and turn errors into RuntimeErrors.
+
+    We do not use info, and merging it is slow and fails on mixed types. Not every exception can be
+    sent from a worker to the main process, and sys.exit() would look like success.
+    """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        # Gymnasium may pass {}, but the default of its environments is None.
-        obs, info = call(self.env.reset, seed=seed, options=options or None)
+        try:
+            obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
+        except (Exception, SystemExit) as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
         if not isinstance(info, dict):  # an observation of length 2 also unpacks
             raise TypeError("reset must return (observation, info), as in Gymnasium's current API")
         return obs, {}
 
     def step(self, action: Any) -> tuple:
-        *results, _ = call(self.env.step, action)
+        try:
+            *results, _ = self.env.step(action)
+        except (Exception, SystemExit) as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
         return *results, {}
-
-
-def call(method: Callable, *args: Any, **options: Any) -> tuple:
-    """Call reset or step, and turn errors into RuntimeErrors.
-
-    Not every exception can be sent to the main process, and sys.exit() would look like success.
-    """
-    try:
-        return method(*args, **options)
-    except (Exception, SystemExit) as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 class WorkerSetup(gymnasium.Wrapper):
