@@ -554,7 +554,10 @@ def draw(runs: list[Run], args: Args, path: Path) -> None:
 # === Command line ===============================================================================
 def main() -> None:
     """Evaluate the runs on the command line. Exit with status 0 only if this succeeds."""
-    args = tyro.cli(Args, description=__doc__)
+    args = tyro.cli(Args, description=__doc__)  # reads the comments in Args, through __file__
+    if __name__ == "__main__":
+        # Otherwise each worker process would import this file, which takes seconds.
+        del globals()["__file__"]
     try:
         evaluate_all(args)
     except SystemExit as stopped:
@@ -659,5 +662,4 @@ def report(run: Run, results: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    del __file__  # otherwise each worker process would import this file, which takes seconds
     main()

@@ -671,8 +671,8 @@ def train(args: Args) -> None:
         x.load_state_dict(state)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Decay by iteration: a scheduler counts updates, which start after learning_starts. The
-        # rate is a tensor, because a number would be a compile-time constant.
+        # Decay per iteration: a scheduler would count updates, which start after learning_starts.
+        # The rate is a tensor, because a number would be a compile-time constant.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = torch.tensor(args.learning_rate * decay, device=device)
         returns, lengths, losses = [], [], []

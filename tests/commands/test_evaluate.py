@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import os
+import re
 import shutil
+import subprocess
 import sys
 from contextlib import closing
 from functools import cache
@@ -573,6 +576,14 @@ def test_a_script_that_cannot_be_imported(text, copied_run, command, tmp_path):
     status, out, err = command(copied_run, "--script", script)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"{script} cannot be imported: ")
+
+
+def test_help_describes_every_flag():
+    """tyro reads the descriptions from the file, also when the file is the main program."""
+    words = [sys.executable, str(ROOT / "evaluate.py"), "--help"]
+    wide = os.environ | {"COLUMNS": "300"}
+    output = subprocess.run(words, env=wide, capture_output=True, text=True, check=True).stdout
+    assert not re.search(r"^│ +\(default", output, re.M)  # without a description
 
 
 @pytest.mark.parametrize("code", [None, 0])
