@@ -184,7 +184,8 @@ class VecEnv:
             fail(f"--env-id: the action space must be Discrete with start=0, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
-            fail(f"--env-id: {obs_space} is not a Box: use gymnasium.wrappers.FlattenObservation")
+            hint = "wrap the environment in gymnasium.wrappers.FlattenObservation"
+            fail(f"--env-id: the observation space must be a Box, not {obs_space}; {hint}")
         self.num_envs = num_envs
         self.seed = seed
         self.num_actions = int(space.n)
@@ -255,8 +256,10 @@ class EnvWrapper(gymnasium.Wrapper):
             obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         except (Exception, SystemExit) as error:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
-        if not isinstance(info, dict):  # an observation of length 2 also unpacks
-            raise TypeError("reset must return (observation, info), as in Gymnasium's current API")
+        if not isinstance(info, dict):  # without info, an obs of length 2 would unpack, too
+            raise TypeError(
+                "reset must return (observation, info), as in the current Gymnasium API"
+            )
         return obs, {}
 
     def step(self, action: Any) -> tuple:
@@ -675,7 +678,7 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-            self.show("Press Ctrl-C to stop after the current iteration, or twice to stop now.")
+            self.show("Ctrl-C stops after this iteration; a second Ctrl-C quits without saving.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -795,7 +798,7 @@ def has_checkpoint(args: Args, **spaces: Any) -> bool:
             fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
-            fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+            fail(f"--resume: {name} is now {x}, but was {info[name]} when the run started")
     # A run that was killed just before close() has the status "running": resuming it calls close().
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")

@@ -733,7 +733,7 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-            self.show("Press Ctrl-C to stop after the current iteration, or twice to stop now.")
+            self.show("Ctrl-C stops after this iteration; a second Ctrl-C quits without saving.")
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -853,7 +853,7 @@ def has_checkpoint(args: Args, **spaces: Any) -> bool:
             fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
-            fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+            fail(f"--resume: {name} is now {x}, but was {info[name]} when the run started")
     # A run that was killed just before close() has the status "running": resuming it calls close().
     if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")

@@ -254,7 +254,7 @@ def test_a_changed_environment_is_refused(name, space, before, whole_run, tmp_pa
     files = content(folder)
     capfd.readouterr()
     assert main(name, "--resume", folder) == 2
-    said = f"--resume: the environment's {space} was {before}, and now it is {now}\n"
+    said = f"--resume: {space} is now {now}, but was {before} when the run started\n"
     assert capfd.readouterr().err == said
     assert content(folder) == files
 
