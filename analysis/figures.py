@@ -129,7 +129,8 @@ def set_log(axes: Axes, ticks: list[float]) -> None:
 def add_legend(figure: Figure, entries: list[tuple[Any, str]]) -> None:
     """Add a legend above the figure."""
     handles, labels = zip(*entries, strict=True)
-    figure.legend(handles, labels, loc="outside upper left", ncols=3)
+    ncols = 2 if figure.get_figwidth() <= BARS and len(entries) > 3 else 3
+    figure.legend(handles, labels, loc="outside upper left", ncols=ncols)
 
 
 @styled

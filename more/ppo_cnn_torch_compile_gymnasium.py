@@ -301,10 +301,8 @@ class EnvWrapper(gymnasium.Wrapper):
             obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         except (Exception, SystemExit) as error:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
-        if not isinstance(info, dict):  # without info, an obs of length 2 would unpack, too
-            raise TypeError(
-                "reset must return (observation, info), as in the current Gymnasium API"
-            )
+        if not isinstance(info, dict):  # without info, an obs of length 2 would unpack
+            raise TypeError("reset must return (obs, info), as in the current Gymnasium API")
         return obs, {}
 
     def step(self, action: Any) -> tuple:

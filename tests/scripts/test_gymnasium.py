@@ -218,7 +218,7 @@ def test_options_are_none_in_every_reset(vectorization):
 def test_the_old_api_is_rejected(name):
     """reset returns an array of two rows, which Python would unpack like (obs, info)."""
     reset = importlib.import_module(name).EnvWrapper(OnlyObs()).reset
-    with pytest.raises(TypeError, match=r"reset must return \(observation, info\)"):
+    with pytest.raises(TypeError, match=r"reset must return \(obs, info\)"):
         reset(seed=1)
 
 
