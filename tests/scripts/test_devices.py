@@ -112,9 +112,9 @@ def whole(tmp_path_factory):
 
 
 # === Comparison with one device =================================================================
-@pytest.mark.parametrize("devices", [1, 2, 4])
-def test_jax_devices_compute_the_gradient_of_the_entire_minibatch(devices):
+def test_jax_devices_compute_the_gradient_of_the_entire_minibatch():
     """vmap simulates the devices. With SGD, parameter changes are proportional to gradients."""
+    devices = 4
     args = make_args(ppo_linen, num_envs=8, update_epochs=1, max_grad_norm=1e9)
     share = replace(args, num_envs=8 // devices, norm_adv=False)
     env = ppo_linen.VecEnv(args.env_id, args.num_envs)
@@ -138,7 +138,7 @@ def test_jax_devices_compute_the_gradient_of_the_entire_minibatch(devices):
 
     keys = [jax.random.split(jax.random.fold_in(key, i), 1)[0] for i in range(devices)]
     orders = [ppo_linen.shuffle(x, share.batch_size) for x in keys]
-    assert devices == 1 or (orders[0] != orders[1]).any()
+    assert (orders[0] != orders[1]).any()
     minibatches = [
         jax.tree.map(lambda x, i=i: x[i].reshape(-1, *x.shape[3:])[orders[i]], parts)
         for i in range(devices)
@@ -209,14 +209,10 @@ def one_rank_for_all(ranks, iterations, args):
     return agent, logged
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_pytorch_ranks_train_as_one_rank_with_their_joined_minibatches(ranks, whole, tmp_path):
-    """On 4 ranks, the learning rate decays; it depends on the steps of all ranks."""
-    folder = whole(DDP)
-    if ranks == 4:
-        words = command(DDP, "run", 4, "--runs-dir", tmp_path, *FLAGS)[1:]
-        run(ranks, DDP, *words)
-        folder = tmp_path / "run"
+def test_pytorch_ranks_train_as_one_rank_with_their_joined_minibatches(tmp_path):
+    """The learning rate decays; it depends on the steps of all ranks."""
+    ranks, folder = 2, tmp_path / "run"
+    run(ranks, DDP, *command(DDP, "run", 4, "--runs-dir", tmp_path, *FLAGS)[1:])
     args = replace(ppo_torch.Args(**info(folder)["args"]), matmul_precision="highest")
     agent, expected = one_rank_for_all(ranks, 4, args)
     assert_close([{x: row[x] for x in expected[0]} for row in metrics(folder)], expected)
@@ -268,26 +264,23 @@ def test_resuming_on_the_same_number_of_devices_is_exact(name, devices, whole, t
     assert_same_checkpoints(folder, whole(name))
 
 
-@pytest.mark.parametrize(("name", "devices"), [(SHARDED, 1), (SHARDED, 2), (DDP, 1)])
-def test_resuming_on_a_new_number_of_devices(name, devices, whole, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", [SHARDED, DDP])
+def test_resuming_on_a_new_number_of_devices(name, whole, tmp_path, monkeypatch, capsys):
     """The log continues after the second iteration, and evaluate.py accepts the run."""
     folder = shutil.copytree(whole(name).parent / "half", tmp_path / "half")
-    if devices == 1:
-        assert main(name, "--resume", folder) == 0
-    else:
-        run(devices, name, path_of(name), "--resume", folder)
+    assert main(name, "--resume", folder) == 0
     ours, theirs = metrics(folder), metrics(whole(name))
     assert ours[:2] == theirs[:2] and len(ours) == 4
-    assert (info(folder)["resumed"], info(folder)["devices"]) == ([2], devices)
+    assert (info(folder)["resumed"], info(folder)["devices"]) == ([2], 1)
     monkeypatch.setattr(sys, "argv", ["evaluate.py", str(folder), "--episodes", "2"])
     evaluate.main()
     assert f"{folder}: {name}, CartPole-v1" in capsys.readouterr().out
 
 
 # === Termination ================================================================================
-def start_two(name, tmp_path, *flags):
+def start_two(name, tmp_path):
     """Start a long run. Return the started processes (or torchrun), and both training processes."""
-    words = command(name, "run", 10**6, "--runs-dir", tmp_path, *FLAGS, *flags)[1:]
+    words = command(name, "run", 10**6, "--runs-dir", tmp_path, *FLAGS)[1:]
     if name == SHARDED:
         both = start_two_tasks(*words)
         wait_for_iterations(tmp_path / "run", both[0])
@@ -347,7 +340,7 @@ def test_a_signal_to_one_process_stops_all_with_a_checkpoint(name, tmp_path):
     waiting[-1].send_signal(signal.SIGINT)
     said = [process.communicate(timeout=60)[0] for process in waiting]
     folder = tmp_path / "run"
-    assert f"--resume {os.path.relpath(folder, ROOT)}" in said[0]
+    assert f"--resume {folder}" in said[0]
     codes = [128 + signal.SIGINT, 0] if name == SHARDED else [1]
     assert [process.returncode for process in waiting] == codes
     assert not psutil.wait_procs(both, timeout=10)[1]
@@ -357,26 +350,15 @@ def test_a_signal_to_one_process_stops_all_with_a_checkpoint(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
-def test_an_existing_folder_ends_all_processes(name, tmp_path):
-    """The first process reports the error, for example if a job is submitted twice."""
-    (tmp_path / "run").mkdir()
-    words = command(name, "run", 4, "--runs-dir", tmp_path)[1:]
+def test_a_run_that_diverges_ends_all_processes(name, tmp_path):
+    """Only the first process knows, and the others wait for it."""
+    flags = ["--learning-rate", 1e30, "--adam-eps", 1e-30]
+    words = command(name, "run", 100, "--runs-dir", tmp_path, *flags)[1:]
     waiting = start_two_tasks(*words) if name == SHARDED else [start(2, name, *words)]
-    said = [process.communicate(timeout=100)[1] for process in waiting]
-    assert f"{tmp_path / 'run'} exists. Choose another --run-name" in said[0]
+    said = [process.communicate(timeout=150)[1] for process in waiting]
     assert all(process.returncode for process in waiting)
-
-
-@pytest.mark.parametrize("name", [SHARDED, DDP])
-def test_a_failing_process_ends_the_others_with_an_error(name, tmp_path):
-    """The first process cannot write its second checkpoint. The other one continues to train."""
-    waiting, both = start_two(name, tmp_path, "--save-every", "2")
-    (tmp_path / "run/checkpoint.new").mkdir()
-    said = [process.communicate(timeout=150) for process in waiting]
-    assert "in save_checkpoint" in said[0][1]
-    assert all(process.returncode != 0 for process in waiting)
-    assert not psutil.wait_procs(both, timeout=10)[1]
-    assert arrays(tmp_path / "run")["iteration"] > 0
+    assert "Diverged" in said[0]
+    assert info(tmp_path / "run")["status"] == "diverged"
 
 
 def test_ddp_is_freed_before_the_process_group(tmp_path, monkeypatch):
