@@ -237,9 +237,7 @@ class EnvWrapper(gymnasium.Wrapper):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
-        if not isinstance(info, dict):  # without info, an obs of length 2 would unpack
-            raise TypeError("reset must return (obs, info), as in the current Gymnasium API")
+        obs, _ = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         return obs, {}
 
     def step(self, action: Any) -> tuple:
@@ -450,11 +448,6 @@ def train(args: Args) -> None:
         multiprocessing.set_forkserver_preload(slow)
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
     spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}
-    if args.learning_starts >= args.total_timesteps:
-        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
-    final_epsilon = epsilon_after(args.total_timesteps, args)
-    if not math.isclose(final_epsilon, args.end_e, abs_tol=0.005):
-        print(f"Epsilon will only reach {final_epsilon:.2f}: lower --exploration-steps")
 
     torch.manual_seed(args.seed)
     iteration = 0
@@ -709,7 +702,6 @@ class RunLog:
         python = "python"
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
             python = f"uv run --with-requirements {__file__}"
-        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 

@@ -277,9 +277,7 @@ class EnvWrapper(gymnasium.Wrapper):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
-        if not isinstance(info, dict):  # without info, an obs of length 2 would unpack
-            raise TypeError("reset must return (obs, info), as in the current Gymnasium API")
+        obs, _ = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         return obs, {}
 
     def step(self, action: Any) -> tuple:
@@ -630,7 +628,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # "high" and "medium" both allow TF32 on a GPU, as in PyTorch. So does JAX's default.
+    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     if args.vectorization == "async":
@@ -869,7 +867,6 @@ class RunLog:
         python = "python"
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
             python = f"uv run --with-requirements {__file__}"
-        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 

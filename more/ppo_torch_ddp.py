@@ -87,10 +87,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
-        # Absolute paths stay valid if an environment changes the working directory.
-        self.runs_dir = os.path.abspath(self.runs_dir)
-        if self.resume:
-            self.resume = os.path.abspath(self.resume)
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
@@ -456,8 +452,6 @@ def choose_device() -> torch.device:
     rank = int(os.environ.get("LOCAL_RANK", "0"))  # set by torchrun: the rank on this machine
     jax.config.update("jax_cuda_visible_devices", str(rank))
     torch_gpu = torch.cuda.is_available()
-    if torch_gpu and rank >= torch.cuda.device_count():
-        fail("torchrun started more processes than this machine has GPUs: lower --nproc-per-node")
     jax_gpu = jax.default_backend() == "gpu"
     if torch_gpu and not jax_gpu:
         print("Running on the CPU: JAX sees no GPU. To use the GPU, install jax[cuda13].")
@@ -775,7 +769,6 @@ class RunLog:
         python = "python"
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
             python = f"uv run --with-requirements {__file__}"
-        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 

@@ -78,10 +78,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
-        # Absolute paths stay valid if an environment changes the working directory.
-        self.runs_dir = os.path.abspath(self.runs_dir)
-        if self.resume:
-            self.resume = os.path.abspath(self.resume)
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
@@ -506,12 +502,10 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # "high" and "medium" both allow TF32 on a GPU, as in PyTorch. So does JAX's default.
+    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
-    if args.learning_starts >= args.total_timesteps:
-        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
     spaces: dict[str, Any] = {
         "obs_shape": env.obs_shape,
         "action_dim": env.action_dim,
@@ -529,9 +523,6 @@ def train(args: Args) -> None:
     if has_checkpoint(args, **spaces):
         like = Checkpoint(iteration, train_state, replay, obs, env_state)
         iteration, train_state, replay, obs, env_state = load_checkpoint(args.resume, like)
-        if replay.num_added == 0:
-            steps = args.learning_starts
-            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     packages = ["jax", "jaxlib", "flax", "optax", "gymnax", "numpy"]
     log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
 
@@ -765,7 +756,6 @@ class RunLog:
         python = "python"
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
             python = f"uv run --with-requirements {__file__}"
-        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 

@@ -234,9 +234,7 @@ class EnvWrapper(gymnasium.Wrapper):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
-        if not isinstance(info, dict):  # without info, an obs of length 2 would unpack
-            raise TypeError("reset must return (obs, info), as in the current Gymnasium API")
+        obs, _ = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         return obs, {}
 
     def step(self, action: Any) -> tuple:
@@ -496,15 +494,13 @@ def episode_statistics(returns: list[float], lengths: list[float]) -> dict[str, 
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # "high" and "medium" both allow TF32 on a GPU, as in PyTorch. So does JAX's default.
+    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     if args.vectorization == "async":
         # Every worker imports this script: load its slow imports once, in the fork server.
         multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    if args.learning_starts >= args.total_timesteps:
-        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
     spaces: dict[str, Any] = {
         "obs_shape": env.obs_shape,
         "action_dim": env.action_dim,
@@ -521,9 +517,6 @@ def train(args: Args) -> None:
         like = Checkpoint(iteration, train_state, replay.state_dict())
         iteration, train_state, saved_replay = load_checkpoint(args.resume, like)
         replay.load_state_dict(saved_replay)
-        if replay.num_added == 0:
-            steps = args.learning_starts
-            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     obs = env.reset(iteration)
     packages = ["jax", "jaxlib", "flax", "optax", "gymnasium", "numpy"]
     log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
@@ -764,7 +757,6 @@ class RunLog:
         python = "python"
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
             python = f"uv run --with-requirements {__file__}"
-        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 

@@ -83,10 +83,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
-        # Absolute paths stay valid if an environment changes the working directory.
-        self.runs_dir = os.path.abspath(self.runs_dir)
-        if self.resume:
-            self.resume = os.path.abspath(self.resume)
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
@@ -483,8 +479,6 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     device = choose_device()
     env = VecEnv(args.env_id, args.num_envs)
-    if args.learning_starts >= args.total_timesteps:
-        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
     spaces: dict[str, Any] = {
         "obs_shape": env.obs_shape,
         "action_dim": env.action_dim,
@@ -512,9 +506,6 @@ def train(args: Args) -> None:
         set_rng_state(checkpoint["rng_state"])
         obs = checkpoint["obs"].to(device)
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
-        if replay.num_added == 0:
-            steps = args.learning_starts
-            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     packages = ["torch", "jax", "jaxlib", "gymnax", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     log = RunLog(args, iteration, packages, device=device_name, **spaces)
@@ -766,7 +757,6 @@ class RunLog:
         python = "python"
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
             python = f"uv run --with-requirements {__file__}"
-        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 
