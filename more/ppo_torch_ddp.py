@@ -679,7 +679,8 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            is_same = self.info.get("wandb_folder") == str(self.dir)  # not a copy of the folder
+            folder = str(self.dir.absolute())
+            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
@@ -690,7 +691,7 @@ class RunLog:
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": str(self.dir)}
+            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": folder}
         self.update_info()
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -761,8 +762,8 @@ class RunLog:
                 self.wandb.summary.update(self.info)
                 self.wandb.finish()
         if diverged_in:
-            text = f"Diverged: NaN or infinite losses or parameters in iteration {diverged_in}."
-            sys.exit(f"{text} The last checkpoint is of iteration {self.info['iteration']}.")
+            text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
+            sys.exit(f"{text} Iterations saved in {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals
