@@ -98,14 +98,6 @@ class NeedsNoOptions(Constant):
         return obs * (options is None), info
 
 
-class OnlyObs(Scripted):
-    """reset returns no info, as in Gym before 0.26. The two rows of obs look like (obs, info)."""
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
-        obs, _ = super().reset(seed=seed)
-        return obs
-
-
 class Needs(Scripted):
     def __init__(self) -> None:
         raise gymnasium.error.DependencyNotInstalled("a package is not installed")
@@ -157,7 +149,7 @@ class FlatObs(Scripted):
         return super().observe(action).ravel()
 
 
-KINDS = (Scripted, Rich, Constant, Sensor, ContinuousSensor, NeedsNoOptions, OnlyObs, Needs)
+KINDS = (Scripted, Rich, Constant, Sensor, ContinuousSensor, NeedsNoOptions, Needs)
 KINDS += (FailsInWorker, Fails, FailsToClose, Moves, FloatImages, FlatObs)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:

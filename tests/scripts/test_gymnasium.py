@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, start_process, wait_for
 from frameworks import make_env
 from running import command, info, train
-from scripted import ArmError, OnlyObs, Sensor
+from scripted import ArmError, Sensor
 from sections import CONTINUOUS_IN_GYMNASIUM, scripts, stand_ins
 
 import ppo_linen_gymnasium as script
@@ -195,14 +195,6 @@ def test_nan_in_the_first_observation_of_an_episode_is_an_error(name):
 
 
 @pytest.mark.parametrize("name", stand_ins("Environment", CONTINUOUS_IN_GYMNASIUM))
-def test_nan_actions_are_not_blamed_on_the_environment(name):
-    env = make_by(name, "ContinuousSensor-v0")
-    env.reset()
-    with pytest.raises(FloatingPointError, match="training has diverged"):
-        env.step(np.full((4, 2), np.nan, np.float32))
-
-
-@pytest.mark.parametrize("name", stand_ins("Environment", CONTINUOUS_IN_GYMNASIUM))
 def test_the_widest_bounds(name):
     """The distance between the bounds is infinite in float32."""
     widest = np.finfo(np.float32).max
@@ -217,13 +209,6 @@ def test_options_are_none_in_every_reset():
     for _ in range(3):  # each step ends an episode
         obs, _ = env.step(np.zeros(2, int))
         assert (obs == 1).all()
-
-
-def test_the_old_api_is_rejected():
-    """reset returns an array of two rows, which Python would unpack like (obs, info)."""
-    reset = script.EnvWrapper(OnlyObs()).reset
-    with pytest.raises(TypeError, match=r"reset must return \(obs, info\)"):
-        reset(seed=1)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

@@ -111,7 +111,7 @@ def test_stopping_and_killing_a_run_does_not_change_its_result(name, signals, st
         else:
             assert (process.returncode, said["status"], errors) == (128 + number, "stopped", "")
             assert count_lines(folder) == done
-            assert output.endswith(f"--resume {folder}\n")
+            assert output.endswith("--resume runs/stopped\n")
         resumed.append(done)
         words = [*words[:2], "--resume", "runs/stopped"]
     assert main(name, "--resume", folder) == 0
@@ -124,7 +124,7 @@ def test_stopping_and_killing_a_run_does_not_change_its_result(name, signals, st
 def test_a_second_signal_ends_the_process(start, tmp_path):
     """The process does not finish the iteration, which may be long."""
     process = start(*command("ppo_torch", "run", 10_000, "--num-steps", 2**14))
-    assert str(tmp_path / "runs/run") in process.stdout.readline()
+    assert "runs/run" in process.stdout.readline()
     for _ in range(120):  # signals that arrive during compilation count as one
         process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
@@ -245,7 +245,7 @@ def test_a_run_that_diverges_ends_with_status_1(start, tmp_path):
     folder = tmp_path / "runs/run"
     done = info(folder)["iteration"]
     assert (process.returncode, info(folder)["status"]) == (1, "diverged")
-    assert f"in iteration {done + 1}" in errors and f"of iteration {done}" in errors
+    assert f"in iteration {done + 1}:" in errors and errors.endswith(f"runs/run: {done}\n")
     assert len(rows(folder)) == done + 1
     for text in ((folder / "metrics.jsonl").read_text(), (folder / "run.json").read_text()):
         assert "NaN" not in text and "Infinity" not in text
