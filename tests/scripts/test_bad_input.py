@@ -93,9 +93,11 @@ def test_a_maximum_gradient_norm_of_0_is_refused(name):
         importlib.import_module(name).Args(max_grad_norm=0.0)
 
 
-def test_the_other_scripts_check_their_flags_in_the_same_way():
+@pytest.mark.parametrize("for_gymnasium", [False, True])
+def test_the_other_scripts_check_their_flags_in_the_same_way(for_gymnasium):
     """Compare the code without comments. Skip scripts that share no Arguments section."""
     names = [x for x in (*ALL_SCRIPTS, *CONTINUOUS_SCRIPTS) if group_of(x, "Arguments")]
+    names = [x for x in names if ("gymnasium" in x) == for_gymnasium]
     texts = [textwrap.dedent(function(name, "__post_init__")) for name in names]
     assert len({ast.unparse(ast.parse(text)) for text in texts}) == 1
 
