@@ -382,12 +382,12 @@ PRESETS += [("dqn_linen", "minatar"), ("dqn_linen_gymnasium", "minatar")]
 
 
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
-def test_the_command_of_a_run_continues_it_if_resume_is_added(name, preset, tmp_path):
-    words = [preset, "--seed", 7]
-    first = parse(name, *words)
+def test_a_preset_changes_nothing_when_a_run_resumes(name, preset, tmp_path):
+    """The command of a run continues it if --resume is added."""
+    first = parse(name, preset, "--seed", 7)
     said = {"script": name, "args": asdict(first), "iteration": 1}
     (tmp_path / "run.json").write_text(json.dumps(said))
-    again = parse(name, *words, "--resume", tmp_path)
+    again = parse(name, preset, "--resume", tmp_path)
     assert importlib.import_module(name).has_checkpoint(again)
     assert asdict(again) == asdict(first) | {"resume": str(tmp_path)}
 

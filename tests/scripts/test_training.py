@@ -235,19 +235,6 @@ def test_agents_learn_the_best_actions_and_their_values(name, tmp_path, monkeypa
 
 
 # === Compilation ================================================================================
-def test_with_jax_disable_jit_a_run_gives_the_same_numbers(tmp_path):
-    """The numbers are equal up to rounding."""
-    name = "ppo_linen"
-    flags = ["--num-steps", 4, "--total-timesteps", 16, "--update-epochs", 1, "--hidden-sizes", 8]
-    compiled = train(name, tmp_path, "compiled", *flags)
-    jax.config.update("jax_disable_jit", True)
-    try:
-        without = train(name, tmp_path, "without", *flags)
-    finally:
-        jax.config.update("jax_disable_jit", False)
-    assert_close(metrics(without), metrics(compiled))
-
-
 @pytest.mark.parametrize("name", COMPILED)
 def test_torch_compile_gives_the_same_numbers_without_graph_breaks(
     name, whole_run, tmp_path, monkeypatch
