@@ -30,11 +30,9 @@ from conftest import ROOT, start_process
 from flax.training.train_state import TrainState
 from frameworks import make_args
 from running import (
-    BATCH,
     arrays,
     assert_close,
     assert_same_checkpoints,
-    change,
     command,
     info,
     main,
@@ -83,12 +81,29 @@ def wait_for_iterations(folder, process):
         time.sleep(0.1)
 
 
+# Stops a run after its second iteration. The first argument is the name of the script.
+STOP = """
+import importlib, signal, sys
+
+script = importlib.import_module(sys.argv.pop(1))
+write = script.RunLog.write
+
+def write_and_stop(log, iteration, *others):
+    write(log, iteration, *others)
+    if iteration == 1:
+        log.stopped_by = signal.SIGTERM
+
+script.RunLog.write = write_and_stop
+script.train(script.parse_args())
+"""
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Return a function that trains a script for four iterations on 4 JAX devices or 2 ranks.
 
     Next to the run folder, program/ contains the compiled JAX programs as text, and half/ is a run
-    that has completed two of the four iterations.
+    that was stopped after two of the four iterations.
     """
 
     @cache
@@ -101,11 +116,14 @@ def whole(tmp_path_factory):
             flags = "--xla_dump_hlo_as_text --xla_backend_optimization_level=0"
             variables = {"XLA_FLAGS": f"--xla_dump_to={runs_dir}/program {flags}"}
             variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # cached programs are not dumped
-        for iterations, run_name in ((4, "run"), (2, "half")):
-            words = command(name, run_name, iterations, "--runs-dir", runs_dir, *FLAGS)[1:]
-            run(devices, name, *words, "--no-anneal-lr", **variables)
-            variables = {}
-        change(runs_dir / "half", args={"total_timesteps": 4 * BATCH})
+        path, *flags = command(name, "run", 4, "--runs-dir", runs_dir, *FLAGS)[1:]
+        run(devices, name, path, *flags, **variables)
+        program = runs_dir / "stop.py"
+        program.write_text(STOP)
+        words = [program, name, *flags, "--run-name", "half"]
+        process = start(devices, name, *words, PYTHONPATH=f"{ROOT}:{ROOT}/more")
+        said = process.communicate(timeout=300)
+        assert info(runs_dir / "half")["iteration"] == 2, said
         return runs_dir / "run"
 
     return whole
@@ -209,10 +227,9 @@ def one_rank_for_all(ranks, iterations, args):
     return agent, logged
 
 
-def test_pytorch_ranks_train_as_one_rank_with_their_joined_minibatches(tmp_path):
+def test_pytorch_ranks_train_as_one_rank_with_their_joined_minibatches(whole):
     """The learning rate decays; it depends on the steps of all ranks."""
-    ranks, folder = 2, tmp_path / "run"
-    run(ranks, DDP, *command(DDP, "run", 4, "--runs-dir", tmp_path, *FLAGS)[1:])
+    ranks, folder = 2, whole(DDP)
     args = replace(ppo_torch.Args(**info(folder)["args"]), matmul_precision="highest")
     agent, expected = one_rank_for_all(ranks, 4, args)
     assert_close([{x: row[x] for x in expected[0]} for row in metrics(folder)], expected)
