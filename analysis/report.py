@@ -128,7 +128,8 @@ def returns_headline(experiment: Experiment) -> str:
             for row in part.to_dict("records")
         ]
         with_size = f" with the {first['size']} network" if several_sizes else ""
-        sentences.append(f"On {first['env_id']}{with_size}, the mean final return was {join(parts)}.")
+        where = f"On {first['env_id']}{with_size}"
+        sentences.append(f"{where}, the mean final return was {join(parts)}.")
     return " ".join(sentences)
 
 
