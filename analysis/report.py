@@ -159,8 +159,8 @@ def learning_bands(experiment: Experiment) -> list[Block]:
 SECTIONS: dict[str, tuple[str, list[str | Callable[[Experiment], list[Block]]]]] = {
     "answer": ("The answer", [answer, "answer"]),
     "learning": ("Learning", [learning_blocks, "last_returns", "returns"]),
-    "environments": ("By environment", ["cells"]),
     "targets": ("Time to a target return", ["targets"]),
+    "environments": ("By environment", ["cells"]),
     "startup": ("Startup", ["startup", "break_even"]),
     "phases": ("Rollout and update", ["phases"]),
     "compile modes": ("Compile modes", ["compile_modes"]),
