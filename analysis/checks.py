@@ -43,7 +43,7 @@ def run_warnings(data: Data) -> list[str]:
     runs = timed(data.runs)
     others = {name: reason for name, reason in data.left_out.items() if reason != DIVERGED}
     found = {
-        "diverged (a loss became NaN or infinite) and left out": diverged(data),
+        "diverged (NaN or infinite losses or parameters) and left out": diverged(data),
         "left out": [f"{name} ({reason})" for name, reason in others.items()],
         "started while other processes used the machine": list(under_load(runs)["run"]),
         "started with uncommitted changes": list(changed(data.runs)["run"]),

@@ -441,7 +441,8 @@ def as_argument(path: Path) -> str:
 def in_words(seconds: int) -> str:
     if seconds > LONG:
         return f"about {(seconds + 1800) // 3600} hours"
-    return f"about {(seconds + 59) // 60} minutes"
+    minutes = (seconds + 59) // 60
+    return f"about {minutes} minute{'' if minutes == 1 else 's'}"
 
 
 def on_one_line(words: list[str]) -> str:

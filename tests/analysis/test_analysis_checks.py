@@ -27,7 +27,7 @@ def test_all_kinds_of_warnings():
     left_out = {"broken": "no run.json", "nan": DIVERGED}
     found = warnings_of(frame, logs(frame), left_out=left_out, notes=("A note",))
     assert found == [
-        "1 run diverged (a loss became NaN or infinite) and left out: nan.",
+        "1 run diverged (NaN or infinite losses or parameters) and left out: nan.",
         "1 run left out: broken (no run.json).",
         f"1 run started while other processes used the machine: {names[0]}.",
         f"1 run started with uncommitted changes: {names[2]}.",

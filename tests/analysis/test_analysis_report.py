@@ -227,7 +227,7 @@ def test_returns_come_first_and_combine_the_seeds_of_two_machines(tmp_path, quic
     text = (tmp_path / "out/report.md").read_text()
     assert titles(text)[0] == "Learning"
     assert text.count("Learning curves") == 2  # the caption and the alt text of one figure
-    assert "1 run diverged (a loss became NaN or infinite) and left out" in text
+    assert "1 run diverged (NaN or infinite losses or parameters) and left out" in text
 
 
 def against(new, old):
