@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
@@ -74,9 +75,9 @@ from scipy import stats
 
 try:
     import optuna
+    import sqlalchemy
     from filelock import FileLock, Timeout
     from optuna import visualization
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.trial import FrozenTrial, TrialState
 except ImportError as error:
     print(f"tune.py: {error}: pip install -r requirements-tune.txt", file=sys.stderr)
@@ -144,7 +145,7 @@ class Refused(TrialError):
 
 
 class Stopped(Exception):
-    """Raised after a signal, or after an error that would make all trials fail."""
+    """Raised after a signal."""
 
 
 @dataclass
@@ -155,7 +156,7 @@ class Command:
     words: list[str]  # script flags for all runs
     env_id: str
     defaults: dict[str, Any]  # default values of the settings in `space`
-    space: dict[str, Any]  # setting -> Optuna distribution
+    space: dict[str, Callable]  # setting -> function that proposes its value in a trial
     folder: Path  # the folder of the study
     study: optuna.Study
     version: str  # hash of the script
@@ -163,8 +164,6 @@ class Command:
     mark: str = field(default_factory=processes.new_mark)  # identifies the processes of all runs
     stop: threading.Event = field(default_factory=threading.Event)  # ends all runs
     status: int = 0  # exit status after a signal
-    error: str = ""  # reason to stop, if it was not a signal
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held while reporting a trial
 
 
 def plain(text: object) -> str:
@@ -204,7 +203,7 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     fixed = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
     for name in fixed & GIVEN:
-        fail(f"--{name.replace('_', '-')} cannot be set: tune.py sets it for each run")
+        fail(f"tune.py sets {name} for each run; remove the flag")
     if "train_frequency" in known:
         fixed.add("num_steps")  # in DQN and SAC, num_steps sets how often metrics are logged
     space = SPACE
@@ -231,40 +230,38 @@ def shown(value: Any) -> Any:
     return "x".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def parse_range(name: str, text: str, given: Any) -> Any:
-    """Return the Optuna distribution for NAME=RANGE, without values that the script rejects."""
+def parse_range(name: str, text: str, given: Any) -> Callable:
+    """Return a function that proposes a value from NAME=RANGE in a trial."""
     default = shown(getattr(given, name))
-
-    def parse(word: str) -> Any:
-        if word.endswith("%"):
-            word = f"{given.total_timesteps * float(word[:-1]) / 100:.0f}"
-        if isinstance(default, bool):
-            return {"True": True, "False": False}[word]
-        return type(default)(word)
-
     try:
         if ":" not in text:
-            choices = dict.fromkeys([*map(parse, text.split(",")), default])
-            return CategoricalDistribution([x for x in choices if takes(given, name, x)])
-        low, high = (parse(word) for word in text.removesuffix(":log").split(":"))
-        kind = IntDistribution if type(default) is int else FloatDistribution
-        if low < high and takes(given, name, low) and takes(given, name, high):
-            return kind(low, high, log=text.endswith(":log"))
-        raise ValueError(f"the range from {low} to {high} is empty or not allowed")
-    except (ValueError, KeyError, TypeError) as error:
-        fail(f"--space {name}={text} must be NAME=LOW:HIGH[:log] or NAME=A,B,C: {error}")
+            values = [parse(name, word, given) for word in text.split(",")]
+            choices = dict.fromkeys(x for x in [*values, default] if x is not None)
+            return partial(optuna.Trial.suggest_categorical, name=name, choices=[*choices])
+        low, high = (parse(name, word, given) for word in text.removesuffix(":log").split(":"))
+        suggest = optuna.Trial.suggest_int if type(default) is int else optuna.Trial.suggest_float
+        if low < high:
+            return partial(suggest, name=name, low=low, high=high, log=text.endswith(":log"))
+    except (ValueError, TypeError):
+        pass
+    fail(f"--space {name}={text} must be NAME=LOW:HIGH[:log] or NAME=A,B,C")
 
 
-def takes(given: Any, name: str, value: Any) -> bool:
-    """Return whether the script accepts a value; print the reason if it does not."""
-    said = io.StringIO()
+def parse(name: str, word: str, given: Any) -> Any:
+    """Return the value of a setting; if the script rejects it, print the reason and return None."""
+    if word.endswith("%"):
+        word = f"{given.total_timesteps * float(word[:-1]) / 100:.0f}"
+    words = word.split("x") if isinstance(getattr(given, name), tuple) else [word]
+    flag = f"--{name.replace('_', '-')}"
+    config = (tyro.conf.FlagConversionOff,)  # --anneal-lr False instead of --no-anneal-lr
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            tyro.cli(type(given), args=words_of({name: value}), default=given)
+        with contextlib.redirect_stderr(output):
+            args = tyro.cli(type(given), args=[flag, *words], default=given, config=config)
     except SystemExit:
-        print(f"Leaving out {name}={value}: {reason_of(said.getvalue())}")
-        return False
-    return True
+        print(f"Leaving out {name}={word}: {reason_of(output.getvalue())}")
+        return None
+    return shown(getattr(args, name))
 
 
 def reason_of(output: str) -> str:
@@ -289,21 +286,8 @@ def words_of(settings: dict[str, Any]) -> list[str]:
 
 
 # === Runs =======================================================================================
-def halt(command: Command, error: str) -> NoReturn:
-    """Stop all runs, because of an error that would make all trials fail."""
-    command.error = error
-    command.stop.set()
-    raise Stopped
-
-
 def run(command: Command, words: list[str], log: Path) -> None:
-    """Run a script to completion, or raise TrialError or Stopped.
-
-    In case of an error, the process gets SIGTERM, and SIGKILL after GRACE seconds.
-    """
-    script = command.args.script
-    if version_of(script) != command.version:
-        halt(command, f"{script} has changed; undo the change, or choose a different --study")
+    """Run a script to completion, or raise TrialError or Stopped."""
     deadline = time.monotonic() + command.args.timeout
     mark = f"{command.mark}.{processes.new_mark()}"
     # Start a new session, so that Ctrl-C in the terminal does not reach the process.
@@ -316,33 +300,33 @@ def run(command: Command, words: list[str], log: Path) -> None:
             env=os.environ | {processes.MARK: mark},
             start_new_session=True,
         )
-    try:
-        while process.poll() is None:
-            if command.stop.is_set():
-                raise Stopped
-            if time.monotonic() > deadline:
-                raise TrialError(f"not finished after {command.args.timeout:g} s")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
-    finally:
-        processes.end(mark, GRACE)
-    if process.returncode != 0:
-        if command.stop.is_set():  # Slurm sends its signals to the script, too
-            raise Stopped
-        kind = Refused if process.returncode == 2 else TrialError
-        ended = f"{Path(words[0]).name} ended with status {process.returncode}"
-        raise kind(f"{ended}: {reason_of(log.read_text(errors='replace'))}")
-    log.unlink()
+    while process.poll() is None and time.monotonic() < deadline and not command.stop.wait(0.1):
+        pass
+    status = process.poll()
+    processes.end(mark, GRACE)
+    if status == 0:
+        log.unlink()
+        return
+    if command.stop.is_set():
+        raise Stopped
+    if status is None:
+        raise TrialError(f"not finished after {command.args.timeout:g} s")
+    kind = Refused if status == 2 else TrialError
+    reason = reason_of(log.read_text(errors="replace"))
+    raise kind(f"{Path(words[0]).name} ended with status {status}: {reason}")
 
 
 def train(command: Command, folder: Path, settings: dict[str, Any], seed: int) -> None:
     """Train in a new run folder."""
+    script = command.args.script
+    if version_of(script) != command.version:
+        sys.exit(f"{script} has changed; undo the change, or choose a different --study")
     shutil.rmtree(folder, ignore_errors=True)  # an interrupted run, or one from a deleted study
     given = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
     words = [*command.words, *words_of(settings), *words_of(given)]
-    run(command, [str(command.args.script), *words], Path(f"{folder}.log"))
+    run(command, [str(script), *words], Path(f"{folder}.log"))
     if read_json(folder / "run.json")["status"] != "completed":
-        raise TrialError(f"{command.args.script.name} ended before training was complete")
+        raise TrialError(f"{script.name} ended before training was complete")
 
 
 def evaluate(command: Command, folders: list[Path], seed: int) -> list[float]:
@@ -374,7 +358,7 @@ def objective(command: Command, trial: optuna.Trial) -> float:
     if "retry_of" in trial.user_attrs:
         for folder in runs_of(command, trial.user_attrs["retry_of"]):
             shutil.rmtree(folder, ignore_errors=True)
-    settings = {name: suggest(trial, name, kind) for name, kind in command.space.items()}
+    settings = {name: propose(trial) for name, propose in command.space.items()}
     folders = runs_of(command, trial.number)
     recent: list[float] = []  # training return of each finished seed
     try:
@@ -389,7 +373,7 @@ def objective(command: Command, trial: optuna.Trial) -> float:
         returns = evaluate(command, folders, TRIAL_EPISODES)
     except TrialError as error:
         if isinstance(error, Refused) and settings == command.defaults:
-            halt(command, str(error))  # all trials would fail, for example without a package
+            sys.exit(str(error))  # all trials would fail, for example without a package
         trial.set_user_attr("error", str(error))
         raise
     trial.set_user_attr("returns", returns)
@@ -400,15 +384,6 @@ def runs_of(command: Command, number: int) -> list[Path]:
     """Return the run folders of a trial, one per seed."""
     seeds = range(1, 1 + command.args.num_seeds)
     return [command.folder / "trials" / f"{number:04d}-seed-{seed}" for seed in seeds]
-
-
-def suggest(trial: optuna.Trial, name: str, kind: Any) -> Any:
-    """Return the value of a setting in this trial."""
-    if isinstance(kind, CategoricalDistribution):
-        return trial.suggest_categorical(name, kind.choices)
-    if isinstance(kind, IntDistribution):
-        return trial.suggest_int(name, kind.low, kind.high, log=kind.log)
-    return trial.suggest_float(name, kind.low, kind.high, log=kind.log)
 
 
 def ended(study: optuna.Study, *states: TrialState) -> list[FrozenTrial]:
@@ -429,35 +404,27 @@ def retry(study: optuna.Study, trial: FrozenTrial) -> None:
 
 def after_trial(command: Command, study: optuna.Study, trial: FrozenTrial) -> None:
     """Report a trial, delete its checkpoints, and end the search if the study is complete."""
+    finished = ended(study)
+    if command.stop.is_set() or len(finished) >= command.args.trials:
+        study.stop()
     if trial.state == TrialState.FAIL and "error" not in trial.user_attrs:
         retry(study, trial)
-    else:
-        for folder in runs_of(command, trial.number):
-            for path in folder.glob("checkpoint.*"):
-                path.unlink()
-        with command.lock:
-            report(command, trial)
-    if command.stop.is_set() or len(ended(study)) >= command.args.trials:
-        study.stop()
-
-
-def report(command: Command, trial: FrozenTrial) -> None:
-    """Print the result of a trial, and write trials.csv, with one row per trial."""
-    study = command.study
-    said = trial.user_attrs.get("error", "pruned")
+        return
+    for folder in runs_of(command, trial.number):
+        for path in folder.glob("checkpoint.*"):
+            path.unlink()
+    result = trial.user_attrs.get("error", "pruned")
     if trial.state == TrialState.COMPLETE:
-        said = f"{trial.value:.4g}"
+        result = f"{trial.value:.4g}"
     best = ""
     if ended(study, TrialState.COMPLETE):
         best = f", best {study.best_value:.4g} (trial {study.best_trial.number})"
-    number = len(ended(study))
-    print(f"trial {trial.number}: {said} | {number}/{command.args.trials}{best}", flush=True)
-    table = study.trials_dataframe(("number", "state", "value", "duration", "params", "user_attrs"))
-    table.to_csv(command.folder / "trials.csv", index=False)
+    count = f"{len(finished)}/{command.args.trials}"
+    print(f"trial {trial.number}: {result} | {count}{best}", flush=True)
 
 
 def search(command: Command) -> None:
-    """Run trials until the study has enough of them."""
+    """Run trials until the study has enough of them; write trials.csv, with a row per trial."""
     missing = command.args.trials - len(ended(command.study))
     if missing > 0:
         command.study.optimize(
@@ -467,6 +434,9 @@ def search(command: Command) -> None:
             catch=(TrialError, Stopped),
             callbacks=[partial(after_trial, command)],
         )
+    columns = ("number", "state", "value", "duration", "params", "user_attrs")
+    table = command.study.trials_dataframe(columns)
+    table.to_csv(command.folder / "trials.csv", index=False)
     if command.stop.is_set():
         raise Stopped
 
@@ -609,14 +579,11 @@ def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
     with mlflow.start_run(run_name=study.study_name, tags={"study_id": key}):
         mlflow.log_params(study.user_attrs["begun"])
         for trial in ended(study):
-            tags = {"study_id": key, "state": trial.state.name}
-            tags["error"] = trial.user_attrs.get("error", "")
+            error = trial.user_attrs.get("error", "")
+            tags = {"study_id": key, "state": trial.state.name, "error": error}
             with mlflow.start_run(run_name=f"trial-{trial.number:04d}", nested=True, tags=tags):
                 mlflow.log_params(command.defaults | trial.params)
-                if trial.state == TrialState.COMPLETE:
-                    mlflow.log_metric("value", trial.value)
-                for folder in runs_of(command, trial.number):
-                    log_metrics(mlflow, folder)
+                log_trial(mlflow, trial, runs_of(command, trial.number))
         for part in ("best", "defaults", "best_minus_defaults"):
             mlflow.log_metric(f"fresh_seeds/{part}", result[part]["iqm"])
         mlflow.set_tags({f"best/{name}": x for name, x in result["best_settings"].items()})
@@ -630,12 +597,14 @@ def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
             mlflow.log_artifacts(str(agents[0].parent), "best")
 
 
-def log_metrics(mlflow: Any, folder: Path) -> None:
-    """Log the metrics of a run over environment steps."""
-    seed = folder.name.partition("-")[2]
-    for row in read_rows(folder):
-        metrics = {f"{x}/{seed}": y for x, y in row.items() if "/" in x and y is not None}
-        mlflow.log_metrics(metrics, row["global_step"], synchronous=False)
+def log_trial(mlflow: Any, trial: FrozenTrial, folders: list[Path]) -> None:
+    """Log the value of a trial, and the metrics for each seed over environment steps."""
+    if trial.state == TrialState.COMPLETE:
+        mlflow.log_metric("value", trial.value)
+    for seed, folder in enumerate(folders, 1):
+        for row in read_rows(folder):
+            metrics = {f"{x}/seed-{seed}": y for x, y in row.items() if "/" in x and y is not None}
+            mlflow.log_metrics(metrics, row["global_step"], synchronous=False)
     mlflow.flush_async_logging()
 
 
@@ -685,6 +654,10 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
         grace_period=SILENCE,
         heartbeat_stale_trial_callback=retry,
     )
+    if storage.engine.dialect.name == "sqlite":
+        # Lock the database before reading, or two workers can start the same waiting trial.
+        immediate = partial(sqlalchemy.Connection.exec_driver_sql, statement="BEGIN IMMEDIATE")
+        sqlalchemy.event.listen(storage.engine, "begin", immediate)
     study = optuna.create_study(
         study_name=name,
         storage=storage,
@@ -726,8 +699,6 @@ def main(args: Args, words: list[str]) -> None:
         search(command)
         finish(command)
     except Stopped:
-        if command.error:
-            fail(command.error)
         print("Stopped. Run the same command again to continue.")
         sys.exit(command.status)
     except TrialError as error:
