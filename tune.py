@@ -203,7 +203,7 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     fixed = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
     for name in fixed & GIVEN:
-        fail(f"tune.py sets {name} for each run; remove the flag")
+        fail(f"--{name.replace('_', '-')} cannot be set: tune.py sets it for each run")
     if "train_frequency" in known:
         fixed.add("num_steps")  # in DQN and SAC, num_steps sets how often metrics are logged
     space = SPACE
@@ -454,6 +454,7 @@ def verdict(command: Command) -> dict[str, Any]:
     words = ["python", str(command.args.script), *command.words, *words_of(best.params)]
     trials = ended(study, TrialState.COMPLETE)
     values = [x.value for x in trials if x.params == command.defaults]
+    info = runs_of(command, best.number)[0] / "run.json"  # may be on another machine
     found = {
         "best_trial": best.number,
         "best_settings": best.params,
@@ -464,6 +465,7 @@ def verdict(command: Command) -> dict[str, Any]:
         "defaults": summary(of_defaults),
         "best_minus_defaults": summary(differences),
         "command": shlex.join(words),
+        "versions": read_json(info)["versions"] if info.exists() else {},
     }
     return found | study.user_attrs["begun"]
 
