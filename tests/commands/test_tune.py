@@ -255,7 +255,7 @@ def test_two_machines_share_a_storage(project):
     assert 6 <= len(tune.ended(study)) <= 7
     study.ask()  # as if killed before its first heartbeat
     assert "Other machines" not in run(project, *words)[1]
-    study.ask().suggest_float("learning_rate", 0, 1)
+    study.ask().suggest_float("learning_rate", 1e-5, 1e-2, log=True)
     assert "Other machines are running trials" in run(project, *words)[1]
 
 
