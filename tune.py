@@ -134,14 +134,12 @@ FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 HEARTBEAT = 10  # seconds between heartbeats
 SILENCE = 60  # seconds without a heartbeat after which a trial starts over
 GRACE = 10  # seconds from SIGTERM to SIGKILL
+USAGE_ERROR = "ended with status 2"
+DIVERGED = "NaN or infinite"  # part of the errors of scripts and evaluate.py after divergence
 
 
 class TrialError(Exception):
     """Raised if a trial fails; the message is one sentence."""
-
-
-class Refused(TrialError):
-    """Raised if a script rejects its command line."""
 
 
 class Stopped(Exception):
@@ -311,9 +309,8 @@ def run(command: Command, words: list[str], log: Path) -> None:
         raise Stopped
     if status is None:
         raise TrialError(f"not finished after {command.args.timeout:g} s")
-    kind = Refused if status == 2 else TrialError
     reason = reason_of(log.read_text(errors="replace"))
-    raise kind(f"{Path(words[0]).name} ended with status {status}: {reason}")
+    raise TrialError(f"{Path(words[0]).name} ended with status {status}: {reason}")
 
 
 def train(command: Command, folder: Path, settings: dict[str, Any], seed: int) -> None:
@@ -349,7 +346,7 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the complete lines of metrics.jsonl."""
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
+    return list(map(json.loads, lines))
 
 
 # === Trials =====================================================================================
@@ -372,7 +369,7 @@ def objective(command: Command, trial: optuna.Trial) -> float:
                 raise optuna.TrialPruned
         returns = evaluate(command, folders, TRIAL_EPISODES)
     except TrialError as error:
-        if isinstance(error, Refused) and settings == command.defaults:
+        if settings == command.defaults and USAGE_ERROR in str(error):
             sys.exit(str(error))  # all trials would fail, for example without a package
         trial.set_user_attr("error", str(error))
         raise
@@ -484,7 +481,7 @@ def held_out_returns(command: Command, name: str, settings: dict[str, Any]) -> l
                 train(command, folder, settings, seed)
                 (value,) = evaluate(command, [folder], HELD_OUT_EPISODES)
             except TrialError as error:
-                if "NaN" not in str(error):  # the scripts and evaluate.py mention it
+                if DIVERGED not in str(error):
                     raise
                 print(f"{folder.name}: {error}")
                 value = -np.inf
@@ -658,8 +655,8 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
     )
     if storage.engine.dialect.name == "sqlite":
         # Lock the database before reading, or two workers can start the same waiting trial.
-        immediate = partial(sqlalchemy.Connection.exec_driver_sql, statement="BEGIN IMMEDIATE")
-        sqlalchemy.event.listen(storage.engine, "begin", immediate)
+        begin = partial(sqlalchemy.Connection.exec_driver_sql, statement="BEGIN IMMEDIATE")
+        sqlalchemy.event.listen(storage.engine, "begin", begin)
     study = optuna.create_study(
         study_name=name,
         storage=storage,

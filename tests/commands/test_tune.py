@@ -193,6 +193,13 @@ def test_a_held_out_run_that_diverges_counts_as_minus_infinity(project):
     assert rows["iqm_estimate"].iloc[0] == pytest.approx(result["defaults"]["iqm"])
 
 
+def test_the_errors_after_divergence_have_a_phrase_in_common():
+    """Errors about NaN in an observation or a reward differ, because the environment causes it."""
+    for path in [ROOT / "evaluate.py", *map(path_of, ROWS)]:
+        text = path.read_text()
+        assert tune.DIVERGED in text and f"returned {tune.DIVERGED}:" not in text, path
+
+
 # === Interruptions ==============================================================================
 def test_the_same_command_continues_after_a_kill(project):
     """Interrupted trials start over, even if the settings are outside the search space."""
