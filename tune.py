@@ -432,8 +432,7 @@ def search(command: Command) -> None:
             callbacks=[partial(after_trial, command)],
         )
     columns = ("number", "state", "value", "duration", "params", "user_attrs")
-    table = command.study.trials_dataframe(columns)
-    table.to_csv(command.folder / "trials.csv", index=False)
+    command.study.trials_dataframe(columns).to_csv(command.folder / "trials.csv", index=False)
     if command.stop.is_set():
         raise Stopped
 
@@ -470,24 +469,24 @@ def verdict(command: Command) -> dict[str, Any]:
 def held_out_returns(command: Command, name: str, settings: dict[str, Any]) -> list[float]:
     """Train with held-out seeds; return the mean return of each agent.
 
-    It is minus infinity if training diverged. The study stores it, so it is measured only once.
+    If training diverged, the return is minus infinity.
     """
     study = command.study
 
     def held_out_return(seed: int) -> float:
         folder = command.folder / "fresh" / f"{name}-seed-{seed}"
-        if folder.name not in study.user_attrs:
-            try:
-                train(command, folder, settings, seed)
-                (value,) = evaluate(command, [folder], HELD_OUT_EPISODES)
-            except TrialError as error:
-                if DIVERGED not in str(error):
-                    raise
-                print(f"{folder.name}: {error}")
-                value = -np.inf
-            study.set_user_attr(folder.name, value)
-        value = study.user_attrs[folder.name]
-        print(f"{folder.name}: {value:.4g}", flush=True)
+        if folder.name in study.user_attrs:  # an earlier command evaluated this agent
+            return study.user_attrs[folder.name]
+        try:
+            train(command, folder, settings, seed)
+            (value,) = evaluate(command, [folder], HELD_OUT_EPISODES)
+            print(f"{folder.name}: {value:.4g}", flush=True)
+        except TrialError as error:
+            if DIVERGED not in str(error):
+                raise
+            print(f"{folder.name}: {error}", flush=True)
+            value = -np.inf
+        study.set_user_attr(folder.name, value)
         return value
 
     seeds = range(HELD_OUT + 1, HELD_OUT + 1 + command.args.fresh_seeds)
@@ -515,12 +514,6 @@ def summary(returns: list[float]) -> dict[str, Any]:
     return found | {"returns": returns, "text": text.replace("None", "(no interval)")}
 
 
-def to_json(result: dict[str, Any]) -> str:
-    """Return the result as JSON, which has no NaN and no infinity: these become null."""
-    finite = json.loads(json.dumps(result), parse_constant=lambda _: None)
-    return json.dumps(finite, indent=2)
-
-
 def finish(command: Command) -> None:
     """Evaluate the best settings with held-out seeds; draw the figures."""
     study = command.study
@@ -533,7 +526,8 @@ def finish(command: Command) -> None:
             print("Other machines are running trials. Run this command again when they are done.")
             return
     result = verdict(command)
-    (command.folder / "best.json").write_text(to_json(result))
+    finite = json.loads(json.dumps(result), parse_constant=lambda _: None)  # NaN is not JSON
+    (command.folder / "best.json").write_text(json.dumps(finite, indent=2))
     seeds = command.args.fresh_seeds
     print(f"Greedy return with {seeds} held-out seeds, interquartile mean [95% interval]:")
     print(f"  defaults: {result['defaults']['text']}")
