@@ -77,7 +77,7 @@ def start(project, *words, mlflow="", patch=None, **plans):
 
 def wait(project, process):
     """Wait for tune.py to end. Return its exit status, stdout and stderr."""
-    process.join(60)
+    process.join(300)
     return process.exitcode, (project / "out").read_text(), (project / "err").read_text()
 
 
@@ -121,13 +121,18 @@ def started(project):
 def test_a_study(project):
     """The value is the interquartile mean over seeds. The best trial is rerun on held-out seeds."""
     words = ["fake.py", "--trials", 3, "--num-seeds", 4, "--fresh-seeds", 3, "--episodes", 7]
-    words += ["--pruner", "none", "--workers", 2, "--gamma", 0.9]
+    words += ["--pruner", "none", "--workers", 2, "--gamma", "0.9"]
     status, out, err = run(project, *words)
     assert (status, err) == (0, "")
     trials = load(project).trials
     assert [x.state for x in trials] == [TrialState.COMPLETE] * 3
-    defaults = {"learning_rate": 0.1, "anneal_lr": True, "num_minibatches": 8}
-    defaults |= {"hidden_sizes": "64x64", "loss": "mse"}
+    defaults = {
+        "learning_rate": 0.1,
+        "anneal_lr": True,
+        "num_minibatches": 8,
+        "hidden_sizes": "64x64",
+        "loss": "mse",
+    }
     assert trials[0].params == defaults
     for x in trials:
         values = [greedy(x.params, seed, 1_000_000) for seed in range(1, 5)]
