@@ -134,7 +134,7 @@ FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 HEARTBEAT = 10  # seconds between heartbeats
 SILENCE = 60  # seconds without a heartbeat after which a trial starts over
 GRACE = 10  # seconds from SIGTERM to SIGKILL
-USAGE_ERROR = "ended with status 2"
+USAGE_ERROR = "ended with status 2"  # the exit status of argparse and tyro
 DIVERGED = "NaN or infinite"  # part of the errors of scripts and evaluate.py after divergence
 
 
