@@ -236,10 +236,11 @@ def age_heartbeats(project):
 def test_a_signal_ends_the_runs_and_the_same_command_continues(project):
     """Send the signal during trials and during held-out runs, which hang until it arrives."""
     words = [*QUICK, "--workers", 2, "--trials", 3]
-    trial, held_out = {"0002-seed-1"}, {"defaults-seed-1002"}
+    trial, held_out = {"0002-seed-1"}, {"defaults-seed-1001", "defaults-seed-1002"}
     for number, runs in ((signal.SIGINT, trial), (signal.SIGTERM, held_out)):
         command = start(project, *words, **dict.fromkeys(runs, "hang"))
-        wait_for(lambda runs=runs: runs <= {x["run"] for x in traced(project, "start")})
+        wait_for(lambda runs=runs: runs <= started(project).keys())
+        wait_for(lambda: len(tune.ended(load(project))) >= 2)
         os.kill(command.pid, number)
         status, out, err = wait(project, command)
         assert (status, err) == (128 + number, "") and not processes_in(project)
