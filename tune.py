@@ -265,7 +265,7 @@ def parse(name: str, word: str, given: Any) -> Any:
 def reason_of(output: str) -> str:
     """Return the error that ended a script: of tyro, the last exception, or the last line."""
     lines = [x for line in output.splitlines() if (x := plain(line).strip("│╭╮╰╯─ "))]
-    errors = [x for x in lines if re.match(r"Error parsing|Diverged:|[\w.]+(Error|Exception)\b", x)]
+    errors = [x for x in lines if re.match(r"Error parsing|Diverged|[\w.]+(Error|Exception)\b", x)]
     return [*lines[-1:], *errors][-1] if lines else "no output"
 
 

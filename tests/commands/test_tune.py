@@ -189,7 +189,7 @@ def test_a_held_out_run_that_diverges_counts_as_minus_infinity(project):
     words = [*QUICK, "--fresh-seeds", 4, "--trials", 1]
     plans = {"trial-0000-seed-1002": "diverged", "seed-1003": "diverged"}
     status, out, err = run(project, *words, **plans)
-    assert (status, err) == (0, "") and "1002: fake.py ended with status 1: Diverged: NaN or" in out
+    assert (status, err) == (0, "") and "1002: fake.py ended with status 1: Diverged in" in out
     result = best_json(project)
     assert [x is None for x in result["best"]["returns"]] == [False, True, True, False]
     assert result["best_minus_defaults"]["returns"] == [0, None, 0, 0]
@@ -335,7 +335,7 @@ def test_failures_are_reported_and_the_study_continues(project):
         1: crash,
         2: f"{start} -9: no output",
         3: "not finished after 3 s",
-        4: f"{start} 1: Diverged: NaN or infinite losses in iteration 5.",
+        4: f"{start} 1: Diverged in iteration 5: NaN or infinite losses.",
         5: "fake.py ended before training was complete",
         6: f"{start} 2: --env-id: a package is missing",
     }

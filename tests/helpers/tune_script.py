@@ -115,7 +115,7 @@ def train(args: Args) -> None:
             raise error
         if iteration == 4 and plan == "diverged":
             write_info(folder, "diverged", args)
-            sys.exit("Diverged: NaN or infinite losses in iteration 5.")
+            sys.exit("Diverged in iteration 5: NaN or infinite losses.")
         if iteration == 4 and plan == "hang":
             while not signals:
                 time.sleep(0.01)
