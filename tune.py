@@ -75,7 +75,7 @@ from scipy import stats
 
 try:
     import optuna
-    import sqlalchemy
+    import sqlalchemy.event
     from filelock import FileLock, Timeout
     from optuna import visualization
     from optuna.trial import FrozenTrial, TrialState
