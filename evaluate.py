@@ -467,8 +467,7 @@ def main() -> None:
         for run in group:
             with make_env(run, args, count_envs(run, args)) as env:
                 results = evaluate(run, env, args)
-                report(run, results)
-                write(run.folder / file_name(args), results)
+                report(run, results, run.folder / file_name(args))
             mean_returns[run.args.seed] = results["return"]["mean"]
         means.append(list(mean_returns.values()))
         if len(mean_returns) > 1:
@@ -495,23 +494,18 @@ def file_name(args: Args) -> str:
     return f"{name}.json"
 
 
-def write(path: Path, results: dict[str, Any]) -> None:
-    """Write the results. If that fails, as on a read-only disk, the evaluation continues."""
-    try:
-        path.write_text(json.dumps(results, indent=2), encoding="utf-8")
-    except OSError as error:
-        print(f"Could not write {path} ({error.strerror})", file=sys.stderr)
-
-
-def report(run: Run, results: dict[str, Any]) -> None:
-    """Print the result of a run."""
+def report(run: Run, results: dict[str, Any], file: Path) -> None:
+    """Print and write the results. They may be on a read-only disk; the evaluation continues."""
     agent = f"{run.script.__name__}, {run.args.env_id}, seed {run.args.seed}"
     print(f"{run.folder}: {agent}, {results['global_step']:,} steps")
     total = results["return"]
     length = f"length {results['length']['mean']:.1f}, {results['capped']} capped"
-    print(
-        f"  return {format_mean(total)}, {total['min']:g} to {total['max']:g}, {length}", flush=True
-    )
+    print(f"  return {format_mean(total)}, {total['min']:g} to {total['max']:g}, {length}")
+    try:
+        file.write_text(json.dumps(results, indent=2), encoding="utf-8")
+        print(f"  Wrote {file}", flush=True)
+    except OSError as error:
+        print(f"Could not write {file} ({error.strerror})", file=sys.stderr)
 
 
 if __name__ == "__main__":
