@@ -413,7 +413,7 @@ HINTS: list[Any] = [
     ),
     (
         write_gymnasium,
-        "observation_space = Box(-9, 9, (2,), np.float64)",
+        "observation_space = Box(-99, 99, (2,), np.float64)",
         "Training converts obs from float64 to float32.\n",
     ),
     (
