@@ -179,7 +179,6 @@ NAMES = {
 IN_50 = "observation_space = lambda *x: Box(-50, 50, (2,))"
 IN_BYTES = "observation_space = Box(0, 255, (2,), np.uint8); "
 IN_BYTES += "observe = lambda *x: np.zeros(2, np.uint8)"
-IN_64_BITS = "observation_space = Box(0, 2**40, (2,), np.int64)"
 BOX_ACTIONS = "action_space = lambda *x: Box(-1, 1, (1,))"
 # Line to add to the class body of a gymnax environment -> part of the error message. In these
 # lines, obs is an array of two zeros.
@@ -235,7 +234,6 @@ GYMNASIUM = {
     "observe = lambda *x: np.random.rand(2)": "the same seed must give the same obs and rewards",
     "observe = lambda self: np.copyto(obs, self.height) or obs": "self, or train with --vectorizat",
     "all = {}; height = property(lambda x: x.all[0], lambda x, y: x.all.update({0: y}))": "instanc",
-    f"{IN_64_BITS}; observe = lambda *x: np.array([2**32, 0])": "fit into int32, to which training",
     "observation_space = Dict({})": "a Box, not Dict(): docs/environments.md shows how to flatten",
     "__init__ = lambda self: None": "__init__ must take render_mode and set self.render_mode",
     "__init__ = lambda self, render_mode=None: None": "__init__ must take render_mode and set",
@@ -408,8 +406,8 @@ HINTS: list[Any] = [
     (write_gymnasium, IMAGE.format(1), DARK_PIXELS),
     (
         write_gymnasium,
-        f"{IN_64_BITS}; observe = lambda *x: np.array([2**31 - 1, 0])",
-        "obs from int64 to int32, and ends with an error if a number does not fit.\n",
+        "observation_space = Box(0, 2**40, (2,), np.int64); observe = lambda *x: np.array([2**32, 0])",
+        "Training converts obs from int64 to float32, which rounds integers above 2**24.\n",
     ),
     (
         write_gymnasium,
