@@ -406,7 +406,7 @@ HINTS: list[Any] = [
     (write_gymnasium, IMAGE.format(1), DARK_PIXELS),
     (
         write_gymnasium,
-        "observation_space = Box(0, 2**40, (2,), np.int64); observe = lambda *x: np.array([2**32, 0])",
+        "observation_space = Box(0, 2**40, (2,), np.int64); observe = lambda *x: obs.astype(int)",
         "Training converts obs from int64 to float32, which rounds integers above 2**24.\n",
     ),
     (
