@@ -173,8 +173,9 @@ class VecEnv:
                 )
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error} Atari games have ids such as ALE/Breakout-v5.")
-        if not self.is_atari and str(self.envs.spec.entry_point).startswith("ale_py"):
-            game = self.envs.spec.kwargs["game"].title().replace("_", "")  # from "space_invaders"
+        spec: Any = self.envs.spec
+        if not self.is_atari and str(spec.entry_point).startswith("ale_py"):
+            game = spec.kwargs["game"].title().replace("_", "")  # from "space_invaders"
             fail(f"--env-id: use ALE/{game}-v5, which this script preprocesses")
         space = self.envs.single_action_space
         if not isinstance(space, Discrete) or space.start != 0:
