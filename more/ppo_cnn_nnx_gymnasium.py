@@ -727,11 +727,12 @@ def train(args: Args) -> None:
     packages = ["jax", "jaxlib", "flax", "optax", "gymnasium", "numpy"]
     log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
 
-    # nnx.jit would flatten the objects in every call, which takes long with one call per step.
-    # jit_partial flattens them once. graph=False selects the tree mode of NNX.
-    policy_fn = nnx.jit_partial(policy, agent, graph=False)
-    value_fn = nnx.jit_partial(Agent.get_value, agent, graph=False)
-    update_fn = nnx.jit_partial(partial(update, args=args), agent, optimizer, graph=False)
+    # nnx.jit would flatten the objects in every call, and policy_fn is called at every step.
+    # jit_partial flattens them only once.
+    jit = partial(nnx.jit_partial, graph=False)  # tree mode, which Flax plans to make the default
+    policy_fn = jit(policy, agent)
+    value_fn = jit(Agent.get_value, agent)
+    update_fn = jit(partial(update, args=args), agent, optimizer)  # args is a compile-time constant
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Deriving the keys from the iteration number keeps them out of the checkpoint.

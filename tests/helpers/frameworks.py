@@ -246,6 +246,17 @@ class NNXTree(NNX):
     jit = partial(nnx.jit, graph=False)
 
 
+class NNXGymnasium(NNXTree, LinenGymnasium):
+    def rollout(self, seed: int) -> Any:
+        policy = self.script.policy
+        if self.stats:
+            policy = partial(policy, args=self.args)
+        policy_fn = nnx.jit_partial(policy, self.state, graph=False)
+        carry = *self.stats, self.obs, jax.random.key(seed)
+        self.obs, storage = self.script.rollout(policy_fn, *carry, self.env, self.args)
+        return storage
+
+
 class Equinox(Linen):
     jit = staticmethod(eqx.filter_jit)
 
@@ -360,6 +371,7 @@ LEARNERS: dict[str, Any] = {
     "ppo_linen_gymnasium": LinenGymnasium,
     "ppo_nnx": NNX,
     "ppo_nnx_tree": NNXTree,
+    "ppo_nnx_gymnasium": NNXGymnasium,
     "ppo_equinox": Equinox,
     "ppo_torch": Torch,
     "ppo_torch_compile": TorchCompile,
@@ -373,6 +385,7 @@ LEARNERS: dict[str, Any] = {
     "ppo_continuous_equinox": Equinox,
     "ppo_continuous_torch": Torch,
     "ppo_continuous_linen_gymnasium": LinenGymnasium,
+    "ppo_continuous_nnx_gymnasium": NNXGymnasium,
     "ppo_continuous_torch_gymnasium": TorchGymnasium,
     "ppo_continuous_torch_compile_gymnasium": TorchCompileGymnasium,
 }
