@@ -130,8 +130,12 @@ def make_env(script: ModuleType, args: Any) -> Any:
 
 
 def sizes(env: Any) -> tuple:
-    """Return the shape of obs, and the number of discrete actions or of action dimensions."""
-    return env.obs_shape, env.action_dim if hasattr(env, "action_dim") else env.num_actions
+    """Return the arguments of make_agent() that describe the spaces of an environment."""
+    if hasattr(env, "action_dim"):
+        return env.obs_shape, env.action_dim
+    if hasattr(env, "channels_first"):
+        return env.obs_shape, env.channels_first, env.num_actions
+    return env.obs_shape, env.num_actions
 
 
 # === JAX ========================================================================================
@@ -388,6 +392,10 @@ LEARNERS: dict[str, Any] = {
     "ppo_continuous_nnx_gymnasium": NNXGymnasium,
     "ppo_continuous_torch_gymnasium": TorchGymnasium,
     "ppo_continuous_torch_compile_gymnasium": TorchCompileGymnasium,
+    "ppo_cnn_linen_gymnasium": LinenGymnasium,
+    "ppo_cnn_nnx_gymnasium": NNXGymnasium,
+    "ppo_cnn_torch_gymnasium": TorchGymnasium,
+    "ppo_cnn_torch_compile_gymnasium": TorchCompileGymnasium,
 }
 
 
