@@ -7,13 +7,13 @@
 
     python more/ppo_nnx_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
 
-Start reading at Training. From Agent to Update, the code is for one agent, as in ppo_nnx.py:
+Start reading at Training. From Agent to Update, the code is for one agent, as in ppo_nnx_tree.py:
 - nnx.scan() runs make_agent() for one agent after another and stacks their arrays.
 - nnx.vmap() runs rollout() and update() for all agents; agent and optimizer remain single objects.
 - split() and fold_in() give each agent the keys that it would get if it trained alone.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_nnx.py for one agent, or with ppo_linen_vmap.py for Flax Linen.
+Compare with ppo_nnx_tree.py for one agent, or with ppo_linen_vmap.py for Linen.
 """
 
 import argparse
@@ -341,15 +341,14 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
     fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in fields))  # (T, N) -> (B,)
 
-    # lax.scan carries pytrees of arrays: split the objects before the loop and merge them inside.
-    # Merging costs nothing at run time, since it only happens while JAX traces the loop.
-    graphdef, train_state = nnx.split((agent, optimizer))
+    # In tree mode, objects are pytrees: jax.lax.scan and jax.grad accept them and return new ones.
+    train_state = (agent, optimizer)
 
     def minibatch_step(train_state, minibatch):
-        agent, optimizer = nnx.merge(graphdef, train_state)
-        grads, losses = nnx.grad(ppo_loss, has_aux=True)(agent, minibatch, args)
+        agent, optimizer = train_state
+        grads, losses = jax.grad(ppo_loss, has_aux=True)(agent, minibatch, args)
         optimizer.update(agent, grads)
-        return nnx.state((agent, optimizer)), losses
+        return (agent, optimizer), losses
 
     def epoch(train_state, key):
         order = shuffle(key, args.batch_size)
@@ -360,7 +359,7 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
 
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
-    nnx.update((agent, optimizer), train_state)
+    nnx.update((agent, optimizer), nnx.state(train_state))
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
     metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
@@ -414,7 +413,7 @@ def train(args: Args) -> None:
     # Not nnx.vmap: batched QR, which initializes the weights, can hang on a CPU (JAX 0.10.2).
     make = partial(make_agent, args, env.obs_shape, env.num_actions)
     with jax.disable_jit(False):  # a Python loop could not stack objects that hold functions
-        agent, optimizer = nnx.scan(make, in_axes=0, out_axes=0, graph=True)(agent_key)
+        agent, optimizer = nnx.scan(make, in_axes=0, out_axes=0, graph=False)(agent_key)
     obs, env_state = jax.jit(jax.vmap(env.reset))(env_key)
     objects = {"agent": agent, "optimizer": optimizer}
     if has_checkpoint(args, **spaces):
@@ -426,20 +425,20 @@ def train(args: Args) -> None:
     log = RunLogs(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
 
     # env and args are compile-time constants.
-    jit = partial(nnx.jit, graph=True, graph_updates=True)  # graph mode, the default in Flax 0.12
-    vmap = partial(nnx.vmap, graph=True, graph_updates=True)
-    rollout_fn = jit(vmap(partial(rollout, env=env, args=args)))
-    update_fn = jit(vmap(partial(update, args=args)))
+    jit = partial(nnx.jit_partial, graph=False)  # tree mode, which Flax plans to make the default
+    vmap = partial(nnx.vmap, graph=False)
+    rollout_fn = jit(vmap(partial(rollout, env=env, args=args)), agent)
+    update_fn = jit(vmap(partial(update, args=args)), agent, optimizer)
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Deriving the keys from the iteration number keeps them out of the checkpoint.
         rollout_key, update_key = split(fold_in(key, iteration), 2)
-        obs, env_state, storage = rollout_fn(agent, obs, env_state, rollout_key)
+        obs, env_state, storage = rollout_fn(obs, env_state, rollout_key)
         middle = 0.0
         if args.sync_for_timing:
             jax.block_until_ready(storage)  # sync
             middle = time.perf_counter()
-        metrics = update_fn(agent, optimizer, storage, update_key)
+        metrics = update_fn(storage, update_key)
         metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start, middle)
         iteration += 1

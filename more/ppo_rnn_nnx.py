@@ -14,7 +14,7 @@ Start reading at Agent. The main ideas:
 - unroll() recomputes the GRU states, starting from the state at the start of the rollout.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_nnx.py to see what the GRU changes, or with ppo_rnn_linen.py for Flax Linen.
+Compare with ppo_nnx_tree.py to see what the GRU changes, or with ppo_rnn_linen.py for Linen.
 """
 
 import argparse
@@ -398,15 +398,14 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
     fields = (done, storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(storage.initial_gru_state, *(x.swapaxes(0, 1) for x in fields))
 
-    # lax.scan carries pytrees of arrays: split the objects before the loop and merge them inside.
-    # Merging costs nothing at run time, since it only happens while JAX traces the loop.
-    graphdef, train_state = nnx.split((agent, optimizer))
+    # In tree mode, objects are pytrees: jax.lax.scan and jax.grad accept them and return new ones.
+    train_state = (agent, optimizer)
 
     def minibatch_step(train_state, minibatch):
-        agent, optimizer = nnx.merge(graphdef, train_state)
-        grads, losses = nnx.grad(ppo_loss, has_aux=True)(agent, minibatch, args)
+        agent, optimizer = train_state
+        grads, losses = jax.grad(ppo_loss, has_aux=True)(agent, minibatch, args)
         optimizer.update(agent, grads)
-        return nnx.state((agent, optimizer)), losses
+        return (agent, optimizer), losses
 
     def epoch(train_state, key):
         order = shuffle(key, args.num_envs)
@@ -417,7 +416,7 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
 
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
-    nnx.update((agent, optimizer), train_state)
+    nnx.update((agent, optimizer), nnx.state(train_state))
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
     metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
@@ -477,21 +476,19 @@ def train(args: Args) -> None:
     log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
 
     # env and args are compile-time constants.
-    jit = partial(nnx.jit, graph=True, graph_updates=True)  # graph mode, the default in Flax 0.12
-    rollout_fn = jit(partial(rollout, env=env, args=args))
-    update_fn = jit(partial(update, args=args))
+    jit = partial(nnx.jit_partial, graph=False)  # tree mode, which Flax plans to make the default
+    rollout_fn = jit(partial(rollout, env=env, args=args), agent)
+    update_fn = jit(partial(update, args=args), agent, optimizer)
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Deriving the keys from the iteration number keeps them out of the checkpoint.
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
-        obs, gru_state, env_state, storage = rollout_fn(
-            agent, obs, gru_state, env_state, rollout_key
-        )
+        obs, gru_state, env_state, storage = rollout_fn(obs, gru_state, env_state, rollout_key)
         middle = 0.0
         if args.sync_for_timing:
             jax.block_until_ready(storage)  # sync
             middle = time.perf_counter()
-        metrics = update_fn(agent, optimizer, storage, update_key)
+        metrics = update_fn(storage, update_key)
         metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start, middle)
         iteration += 1

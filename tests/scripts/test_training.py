@@ -13,6 +13,7 @@ import pytest
 import reference
 import torch
 from conftest import ROOT
+from flax import nnx
 from frameworks import weights_in
 from running import (
     AGENTS,
@@ -166,6 +167,25 @@ def test_the_files_of_a_run(name, agents, whole_run):
 def test_the_three_nnx_scripts_give_the_same_numbers(whole_run):
     first, *others = (metrics(whole_run(name).folder) for name in ("ppo_nnx", *LIKE_NNX))
     assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("name", [x for x in scripts("ppo", "nnx") if x.endswith("_gymnasium")])
+def test_nnx_gives_the_same_numbers_as_linen(name, whole_run, tmp_path, monkeypatch):
+    """The scripts initialize weights with different keys, so copy those of Linen."""
+    other = name.replace("nnx", "linen")
+    script, linen = map(importlib.import_module, (name, other))
+    make_agent = script.make_agent
+
+    def make_same_agent(*args):
+        agent, optimizer = make_agent(*args)
+        structure = jax.tree.structure(nnx.state(agent))
+        leaves = jax.tree.leaves(linen.make_agent(*args).params)  # in the same order
+        nnx.update(agent, jax.tree.unflatten(structure, leaves))
+        return agent, optimizer
+
+    monkeypatch.setattr(script, "make_agent", make_same_agent)
+    folder = train(name, tmp_path, "run", *flags_of(name), iterations=5)
+    assert metrics(folder) == metrics(whole_run(other).folder)
 
 
 # === Messages ===================================================================================

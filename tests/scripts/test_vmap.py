@@ -6,6 +6,7 @@ test_training.py tests resuming, and counts compilations and transfers.
 import importlib
 import shutil
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,6 +97,26 @@ def test_a_run_ends_with_status_1_if_all_agents_diverge(tmp_path, monkeypatch):
     assert isinstance(main(name, *words), str)  # a text, which Python prints, for status 1
     folder = tmp_path / "run"
     assert {info(x.parent)["status"] for x in folder.rglob("run.json")} == {"diverged"}
+
+
+def test_each_agent_clips_its_gradient_only_above_the_limit():
+    """The second agent has large targets, and therefore a large gradient.
+
+    With such a large epsilon, the first step of Adam subtracts the clipped gradient.
+    """
+    script: Any = importlib.import_module("ppo_torch_vmap")
+    args = script.Args(num_agents=2, max_grad_norm=10.0, adam_eps=1e4, learning_rate=1e4)
+    agent, optimizer, _ = script.make_agents(args, (4,), 2, torch.device("cpu"))
+    before = [x.detach().clone() for x in agent.parameters()]
+    torch.manual_seed(0)
+    obs, action = torch.randn(2, 32, 4), torch.randint(2, (2, 32))
+    logprob, value, advantage, target = torch.randn(4, 2, 32)
+    target[1] *= 1000
+    batch = script.Batch(obs, action, logprob, value, advantage, target)
+    script.minibatch_step(agent, optimizer, batch, args)
+    pairs = zip(agent.parameters(), before, strict=True)
+    changes = torch.cat([(x.detach() - y).flatten(1) for x, y in pairs], 1).norm(dim=1)
+    assert 0.1 < changes[0] < 9 and changes[1].item() == pytest.approx(10, rel=1e-3)
 
 
 # === Run logs ===================================================================================
