@@ -61,6 +61,7 @@ TORCH_PAIR = PPO_PAIRS[1]
 OTHERS = (*RNN_SCRIPTS, *CONTINUOUS_SCRIPTS, *IMAGE_SCRIPTS)
 IN_LINEN = but(scripts("ppo", "linen"), *OTHERS)
 IN_NNX = but(scripts("ppo", "nnx"), *OTHERS)
+GRAPH_MODE = ("ppo_nnx", "ppo_nnx_cached")  # all other NNX scripts use tree mode
 IN_EQUINOX = but(scripts("ppo", "equinox"), *OTHERS)
 IN_TORCH = but(scripts("ppo", "torch"), *OTHERS)
 IN_JAX = (*IN_LINEN, *IN_NNX, *IN_EQUINOX)
@@ -143,12 +144,13 @@ SHARED = {
     "Update": [
         TORCH_PAIR,
         but(IN_LINEN, "ppo_linen_sharded"),
-        but(IN_NNX, "ppo_nnx_tree"),
+        GRAPH_MODE,
+        but(IN_NNX, *GRAPH_MODE, "ppo_nnx_sharded"),
         *CONTINUOUS_PAIRS,
     ],
     "Checkpoint": [
         ("ppo_linen", "ppo_linen_sharded"),
-        scripts("ppo", "plain", "nnx"),
+        (*scripts("ppo", "plain", "nnx"), "ppo_nnx_sharded"),
         TORCH_SCRIPTS,
         ROBOTS_IN_TORCH,
         IMAGES_IN_TORCH,
