@@ -90,10 +90,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
-        # Absolute paths stay valid if an environment changes the working directory.
-        self.runs_dir = os.path.abspath(self.runs_dir)
-        if self.resume:
-            self.resume = os.path.abspath(self.resume)
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
@@ -166,8 +162,6 @@ class VecEnv:
         full_actions: bool = False,
         max_episode_steps: int = 0,
     ) -> None:
-        if full_actions and not env_id.endswith("-MinAtar"):
-            fail(f"--full-actions is only for MinAtar, not for {env_id}")
         module, _, name = env_id.partition(":")
         if name.isidentifier():  # a custom class, my_module:MyEnv; test it with envs/check.py
             sys.path.append(os.getcwd())
@@ -189,8 +183,6 @@ class VecEnv:
         if sticky_actions > 0:
             self.env = StickyActionWrapper(self.env, sticky_actions)
         if max_episode_steps > 0:
-            if not hasattr(self.params, "max_steps_in_episode"):
-                fail(f"--max-episode-steps: {env_id} has no parameter max_steps_in_episode")
             self.params = self.params.replace(max_steps_in_episode=max_episode_steps)
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
@@ -456,11 +448,6 @@ def train(args: Args) -> None:
     options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
     env = VecEnv(args.env_id, args.num_envs, *options)
     spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}
-    if args.learning_starts >= args.total_timesteps:
-        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
-    final_epsilon = epsilon_after(args.total_timesteps, args)
-    if not math.isclose(final_epsilon, args.end_e, abs_tol=0.005):
-        print(f"Epsilon will only reach {final_epsilon:.2f}: lower --exploration-steps")
 
     torch.manual_seed(args.seed)
     iteration = 0
@@ -642,7 +629,8 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            is_same = self.info.get("wandb_folder") == str(self.dir)  # not a copy of the folder
+            folder = str(self.dir.absolute())
+            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
@@ -653,7 +641,7 @@ class RunLog:
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": str(self.dir)}
+            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": folder}
         self.update_info()
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -724,15 +712,14 @@ class RunLog:
                 self.wandb.summary.update(self.info)
                 self.wandb.finish()
         if diverged_in:
-            text = f"Diverged: NaN or infinite losses or parameters in iteration {diverged_in}."
-            sys.exit(f"{text} The last checkpoint is of iteration {self.info['iteration']}.")
+            text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
+            sys.exit(f"{text} Iterations saved in {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals
         python = "python"
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
             python = f"uv run --with-requirements {__file__}"
-        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 

@@ -203,8 +203,6 @@ class VecEnv:
         Return obs (after any restart) and the results.
         """
         action = action.reshape(self.num_envs, *self.action_space.shape)
-        if not np.isfinite(action).all():
-            raise FloatingPointError("an action is NaN or infinite, so training has diverged")
         action = to_bounds(action, self.action_low, self.action_high)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
         obs = self.checked_copy(obs, self.obs_dtype)  # Gymnasium reuses obs
@@ -247,9 +245,7 @@ class EnvWrapper(gymnasium.Wrapper):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
-        if not isinstance(info, dict):  # without info, an obs of length 2 would unpack
-            raise TypeError("reset must return (obs, info), as in the current Gymnasium API")
+        obs, _ = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         return obs, {}
 
     def step(self, action: Any) -> tuple:
@@ -811,7 +807,8 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            is_same = self.info.get("wandb_folder") == str(self.dir)  # not a copy of the folder
+            folder = str(self.dir.absolute())
+            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
@@ -822,7 +819,7 @@ class RunLog:
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": str(self.dir)}
+            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": folder}
         self.update_info()
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -893,15 +890,14 @@ class RunLog:
                 self.wandb.summary.update(self.info)
                 self.wandb.finish()
         if diverged_in:
-            text = f"Diverged: NaN or infinite losses or parameters in iteration {diverged_in}."
-            sys.exit(f"{text} The last checkpoint is of iteration {self.info['iteration']}.")
+            text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
+            sys.exit(f"{text} Iterations saved in {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals
         python = "python"
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
             python = f"uv run --with-requirements {__file__}"
-        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 

@@ -83,10 +83,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
-        # Absolute paths stay valid if an environment changes the working directory.
-        self.runs_dir = os.path.abspath(self.runs_dir)
-        if self.resume:
-            self.resume = os.path.abspath(self.resume)
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
@@ -483,8 +479,6 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     device = choose_device()
     env = VecEnv(args.env_id, args.num_envs)
-    if args.learning_starts >= args.total_timesteps:
-        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
     spaces: dict[str, Any] = {
         "obs_shape": env.obs_shape,
         "action_dim": env.action_dim,
@@ -512,9 +506,6 @@ def train(args: Args) -> None:
         set_rng_state(checkpoint["rng_state"])
         obs = checkpoint["obs"].to(device)
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
-        if replay.num_added == 0:
-            steps = args.learning_starts
-            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     packages = ["torch", "jax", "jaxlib", "gymnax", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     log = RunLog(args, iteration, packages, device=device_name, **spaces)
@@ -676,7 +667,8 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            is_same = self.info.get("wandb_folder") == str(self.dir)  # not a copy of the folder
+            folder = str(self.dir.absolute())
+            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
@@ -687,7 +679,7 @@ class RunLog:
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": str(self.dir)}
+            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": folder}
         self.update_info()
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -758,15 +750,14 @@ class RunLog:
                 self.wandb.summary.update(self.info)
                 self.wandb.finish()
         if diverged_in:
-            text = f"Diverged: NaN or infinite losses or parameters in iteration {diverged_in}."
-            sys.exit(f"{text} The last checkpoint is of iteration {self.info['iteration']}.")
+            text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
+            sys.exit(f"{text} Iterations saved in {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals
         python = "python"
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
             python = f"uv run --with-requirements {__file__}"
-        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 

@@ -235,9 +235,7 @@ class EnvWrapper(gymnasium.Wrapper):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
-        if not isinstance(info, dict):  # without info, an obs of length 2 would unpack
-            raise TypeError("reset must return (obs, info), as in the current Gymnasium API")
+        obs, _ = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
         return obs, {}
 
     def step(self, action: Any) -> tuple:
@@ -495,8 +493,6 @@ def train(args: Args) -> None:
         slow = ["gymnasium", "torch", "tyro", "tensorboard.summary"]
         multiprocessing.set_forkserver_preload(slow)
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    if args.learning_starts >= args.total_timesteps:
-        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
     spaces: dict[str, Any] = {
         "obs_shape": env.obs_shape,
         "action_dim": env.action_dim,
@@ -517,9 +513,6 @@ def train(args: Args) -> None:
         optimizer.load_state_dict(checkpoint["optimizer"])
         replay.load_state_dict(checkpoint["replay"])
         set_rng_state(checkpoint["rng_state"])
-        if replay.num_added == 0:
-            steps = args.learning_starts
-            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     obs = env.reset(iteration)
     packages = ["torch", "gymnasium", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
@@ -674,7 +667,8 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            is_same = self.info.get("wandb_folder") == str(self.dir)  # not a copy of the folder
+            folder = str(self.dir.absolute())
+            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
@@ -685,7 +679,7 @@ class RunLog:
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": str(self.dir)}
+            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": folder}
         self.update_info()
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -756,15 +750,14 @@ class RunLog:
                 self.wandb.summary.update(self.info)
                 self.wandb.finish()
         if diverged_in:
-            text = f"Diverged: NaN or infinite losses or parameters in iteration {diverged_in}."
-            sys.exit(f"{text} The last checkpoint is of iteration {self.info['iteration']}.")
+            text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
+            sys.exit(f"{text} Iterations saved in {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals
         python = "python"
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
             python = f"uv run --with-requirements {__file__}"
-        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 
