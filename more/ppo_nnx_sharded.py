@@ -93,10 +93,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
-        # Absolute paths stay valid if an environment changes the working directory.
-        self.runs_dir = os.path.abspath(self.runs_dir)
-        if self.resume:
-            self.resume = os.path.abspath(self.resume)
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
@@ -432,15 +428,13 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # "high" and "medium" both allow TF32 on a GPU, as in PyTorch. So does JAX's default.
+    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     # Auto: XLA chooses the sharding wherever the code does not specify it.
     mesh = jax.make_mesh((jax.device_count(),), ("devices",), (jax.sharding.AxisType.Auto,))
     if args.num_envs % mesh.size or args.minibatch_size % mesh.size:
         fail(f"The number of devices, {mesh.size}, must divide --num-envs and the minibatch size")
-    if jax.process_count() > 1 and jax.config.jax_disable_jit:  # ty: ignore[missing-attribute]
-        fail("JAX_DISABLE_JIT works with a single process only")
     env = VecEnv(args.env_id, args.num_envs)
     spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}
 
@@ -467,10 +461,10 @@ def train(args: Args) -> None:
     train_state = nnx.state(objects)
     shardings = nnx.get_named_sharding(train_state, mesh)
     nnx.update(objects, jax.device_put(train_state, shardings))
+    replicated = jax.NamedSharding(mesh, jax.P())
     by_rows = jax.NamedSharding(mesh, jax.P("devices"))  # (N, ...)
     by_columns = jax.NamedSharding(mesh, jax.P(None, "devices"))  # (T, N, ...)
-    env_sharding = jax.tree.map(lambda x: by_rows, env_state)
-    env_sharding = env_sharding._replace(key=jax.NamedSharding(mesh, jax.P()))
+    env_sharding = jax.tree.map(lambda x: by_rows, env_state)._replace(key=replicated)
     obs = jax.device_put(obs, by_rows)
     env_state = jax.device_put(env_state, env_sharding)
 
@@ -631,7 +625,8 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            is_same = self.info.get("wandb_folder") == str(self.dir)  # not a copy of the folder
+            folder = str(self.dir.absolute())
+            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
@@ -642,7 +637,7 @@ class RunLog:
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": str(self.dir)}
+            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": folder}
         self.update_info()
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -713,15 +708,14 @@ class RunLog:
                 self.wandb.summary.update(self.info)
                 self.wandb.finish()
         if diverged_in:
-            text = f"Diverged: NaN or infinite losses or parameters in iteration {diverged_in}."
-            sys.exit(f"{text} The last checkpoint is of iteration {self.info['iteration']}.")
+            text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
+            sys.exit(f"{text} Iterations saved in {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals
         python = "python"
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
             python = f"uv run --with-requirements {__file__}"
-        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 

@@ -51,12 +51,13 @@ CONTINUOUS_IN_GYMNASIUM = scripts("ppo", "continuous, Gymnasium")
 CONTINUOUS_SCRIPTS = (*CONTINUOUS_IN_GYMNAX, *CONTINUOUS_IN_GYMNASIUM)
 IMAGE_SCRIPTS = scripts("ppo", "images")
 IMAGES_IN_TORCH = scripts("ppo", "images", "torch")
+IMAGES_IN_JAX = but(IMAGE_SCRIPTS, *IMAGES_IN_TORCH)
 # Pairs of corresponding scripts, for environments in JAX and in Gymnasium.
-PPO_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in GYMNASIUM_SCRIPTS]
 CONTINUOUS_PAIRS = [(x, f"{x}_gymnasium") for x in CONTINUOUS_IN_GYMNAX if f"{x}_gymnasium" in ROWS]
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
 SAC_PAIRS = [(x, f"{x}_gymnasium") for x in scripts("sac", "plain")]
-TORCH_PAIR = PPO_PAIRS[1]
+NNX_PAIR = ("ppo_nnx_tree", "ppo_nnx_gymnasium")  # both in tree mode
+TORCH_PAIR = ("ppo_torch", "ppo_torch_gymnasium")
 # PPO scripts for discrete actions by framework, except those for recurrent policies or images.
 OTHERS = (*RNN_SCRIPTS, *CONTINUOUS_SCRIPTS, *IMAGE_SCRIPTS)
 IN_LINEN = but(scripts("ppo", "linen"), *OTHERS)
@@ -116,26 +117,27 @@ SHARED = {
         CONTINUOUS_IN_JAX,
         CONTINUOUS_IN_TORCH,
         IMAGES_IN_TORCH,
+        IMAGES_IN_JAX,
     ],
     "Rollout": [
         (*TORCH_SCRIPTS, "ppo_torch_ddp"),
         but(IN_LINEN, *GYMNASIUM_SCRIPTS),
-        IN_NNX,
+        but(IN_NNX, *GYMNASIUM_SCRIPTS),
         ROBOTS_IN_TORCH,
         IMAGES_IN_TORCH,
     ],
     "GAE": [
         scripts("ppo", "torch"),
-        (*IN_JAX, *RNN_IN_JAX, *CONTINUOUS_IN_JAX, "ppo_cnn_linen_gymnasium"),
+        (*IN_JAX, *RNN_IN_JAX, *CONTINUOUS_IN_JAX, *IMAGES_IN_JAX),
     ],
     "Loss": [
         (*IN_TORCH, *IMAGES_IN_TORCH),
         (*IN_LINEN, "ppo_cnn_linen_gymnasium"),
-        (*IN_NNX, *IN_EQUINOX),
+        (*IN_NNX, *IN_EQUINOX, "ppo_cnn_nnx_gymnasium"),
         but(RNN_IN_JAX, "ppo_rnn_linen"),
         CONTINUOUS_PAIRS[0],
         CONTINUOUS_IN_TORCH,
-        ("ppo_continuous_nnx", "ppo_continuous_equinox"),
+        ("ppo_continuous_nnx", "ppo_continuous_nnx_gymnasium", "ppo_continuous_equinox"),
         scripts("dqn", "linen"),
         scripts("dqn", "torch"),
         scripts("sac", "linen"),

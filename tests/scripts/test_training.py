@@ -16,6 +16,7 @@ import pytest
 import reference
 import torch
 from conftest import ROOT, start_process
+from flax import nnx
 from frameworks import weights_in
 from running import (
     BATCH,
@@ -173,6 +174,25 @@ def test_the_three_nnx_scripts_give_the_same_numbers(whole_run):
 
 
 # === Messages ===================================================================================
+@pytest.mark.parametrize("name", [x for x in scripts("ppo", "nnx") if x.endswith("_gymnasium")])
+def test_nnx_gives_the_same_numbers_as_linen(name, whole_run, tmp_path, monkeypatch):
+    """The scripts initialize weights with different keys, so copy those of Linen."""
+    other = name.replace("nnx", "linen")
+    script, linen = map(importlib.import_module, (name, other))
+    make_agent = script.make_agent
+
+    def make_same_agent(*args):
+        agent, optimizer = make_agent(*args)
+        structure = jax.tree.structure(nnx.state(agent))
+        leaves = jax.tree.leaves(linen.make_agent(*args).params)  # in the same order
+        nnx.update(agent, jax.tree.unflatten(structure, leaves))
+        return agent, optimizer
+
+    monkeypatch.setattr(script, "make_agent", make_same_agent)
+    folder = train(name, tmp_path, "run", *flags_of(name), iterations=5)
+    assert metrics(folder) == metrics(whole_run(other).folder)
+
+
 def test_missing_episodes_and_diverged_losses_are_null(tmp_path, capsys, monkeypatch):
     """No episode of CartPole ends in the first two steps. The weights soon become NaN."""
     monkeypatch.setenv("RUN_INFO", '{"gpu_driver": "580.1", "cores": 7}')  # as benchmark.sh does
