@@ -339,6 +339,18 @@ def test_a_copy_of_a_finished_run_trains_for_longer(tmp_path, monkeypatch):
     assert 0 < rows(tmp_path / "runs/longer")[-1]["charts/learning_rate"] <= 1e-4 / 4
 
 
+def test_a_linen_run_continues_in_nnx(tmp_path, monkeypatch):
+    """The parameters and the state of Adam move: the metrics match a longer run to rounding."""
+    monkeypatch.chdir(tmp_path)
+    whole = train("ppo_linen", "runs", "whole", "--no-anneal-lr", iterations=4)
+    train("ppo_linen", "runs", "linen", "--no-anneal-lr", iterations=2)
+    [code] = blocks("nnx", "Move a Linen project to NNX", "python")
+    exec(code, {})
+    assert main("ppo_nnx_tree", "--resume", "runs/nnx", "--total-timesteps", 4 * BATCH) == 0
+    assert_alike(metrics(Path("runs/nnx")), metrics(whole))
+    assert (len(rows(Path("runs/nnx"))), len(rows(Path("runs/linen")))) == (4, 2)
+
+
 # === A policy in another program ================================================================
 def test_a_program_in_another_folder_runs_an_episode(tmp_path):
     """The command on the page adds the project to PYTHONPATH."""
