@@ -291,7 +291,7 @@ def custom_grid(args: argparse.Namespace) -> Grid:
         for script in scripts:
             row = SCRIPTS.get(full_name(script))
             if not row or row["setting"] != "many devices":
-                fail(f"--devices is for linen_sharded, nnx_sharded and torch_ddp, not for {script}")
+                fail(f"--devices is for linen_sharded and torch_ddp, not for {script}")
         options["devices"] = args.devices
     if args.phases:
         options["label"] = "phases"

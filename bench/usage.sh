@@ -36,7 +36,7 @@ More flags:
   --scripts LIST    also the other scripts in scripts.toml, without "ppo_"; and torch-none,
                     linen-none, nnx-none and equinox-none, which disable jax.jit
   --iterations N    scripts.toml lists the steps per iteration for each script
-  --devices N       train on N devices; only for linen_sharded, nnx_sharded and torch_ddp
+  --devices N       train on N devices; only for linen_sharded and torch_ddp
   --phases          wait for the device after each rollout, to time rollout and update
   --seed N          seed of the random order within a block (environment, size); default 1
   --from I, --to I  first and last line of --list to run

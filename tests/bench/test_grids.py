@@ -159,7 +159,7 @@ def test_devices_trains_on_several_devices(env):
     assert torch[1:6] == [*launch, "more/ppo_torch_ddp.py"]
     assert all("__2devices__" in words[words.index("--run-name") + 1] for words in (jax, torch))
     for others, said in [
-        (("--scripts", "linen"), "--devices is for linen_sharded, nnx_sharded and torch_ddp, not for linen"),
+        (("--scripts", "linen"), "--devices is for linen_sharded and torch_ddp, not for linen"),
         (("--scripts", "torch_ddp", "--gpus", "0"), "omit --gpus"),
     ]:
         process = bench(ROOT, "--devices", "2", *others, "--list", env=env)
