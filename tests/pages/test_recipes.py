@@ -339,6 +339,23 @@ def test_a_copy_of_a_finished_run_trains_for_longer(tmp_path, monkeypatch):
     assert 0 < rows(tmp_path / "runs/longer")[-1]["charts/learning_rate"] <= 1e-4 / 4
 
 
+def test_an_nnx_agent_with_dropout_trains(copy_of, tmp_path):
+    """Each minibatch draws new numbers. Without dropout, the result is that of the script."""
+    [code] = blocks("nnx", "grad", "diff")
+    plain = copy_of("ppo_nnx_tree", "others_nnx", edited, code)
+    ours = metrics(train(plain, tmp_path, "plain", iterations=2))
+    assert_alike(ours, metrics(train("ppo_nnx_tree", tmp_path, "script", iterations=2)))
+    text = (tmp_path / "others_nnx.py").read_text()
+    layer = "        self.output = make("
+    text = text.replace(layer, f"        self.dropout = nnx.Dropout(0.5, rngs=rngs)\n{layer}")
+    text = text.replace("return self.output(x)", "return self.output(self.dropout(x))")
+    state = "nnx.state(objects, nnx.Not(nnx.RngState))"  # as the page explains under State
+    text = text.replace("nnx.state(objects)", state)
+    (tmp_path / "dropout_nnx.py").write_text(text)
+    changed = metrics(train("dropout_nnx", tmp_path, "dropout", iterations=2))
+    assert changed[0] != ours[0]
+
+
 def test_a_linen_run_continues_in_nnx(tmp_path, monkeypatch):
     """The parameters and the state of Adam move: the metrics match a longer run to rounding."""
     monkeypatch.chdir(tmp_path)

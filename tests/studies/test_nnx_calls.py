@@ -9,7 +9,7 @@ import textwrap
 import numpy as np
 import pytest
 from conftest import ROOT
-from running import metrics, train
+from running import BATCH, SMALL, main, metrics
 
 from studies.nnx_calls import measure, policy, study
 
@@ -30,11 +30,13 @@ def test_all_variants_train_identically():
 
 def test_all_policy_calls_give_the_same_metrics(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
+    flags = [*SMALL.split(), "--total-timesteps", 2 * BATCH, "--runs-dir", tmp_path]
     logged = []
     for number, way in enumerate(policy.WAYS):
         name = f"policy_call_{number}"
         (tmp_path / f"{name}.py").write_text(policy.variant(way))
-        logged.append(metrics(train(name, tmp_path / "runs", name, iterations=2)))
+        assert main(name, *flags, "--run-name", name) == 0
+        logged.append(metrics(tmp_path / name))
     assert len({policy.variant(way) for way in policy.WAYS}) == len(logged) == 4
     assert all(rows == logged[0] for rows in logged)
 
