@@ -15,7 +15,8 @@ Start reading at Environment. The main ideas:
   step for the restart.
 - Replay is a NumPy buffer on the CPU; only the batches drawn from it go to the device.
 - train() is a plain loop over steps: act, step, store, and run the updates due.
-- nnx.jit_partial binds the agent and the TrainState once, since these calls are made at each step.
+- nnx.split turns the NNX objects into a dict of arrays, because jax.jit takes a dict faster than
+  objects. nnx.merge restores the objects while JAX traces a function, at no cost at run time.
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
 Lines marked "# sync" wait for the device.
 
@@ -429,6 +430,11 @@ def epsilon_after(steps: int, args: Args) -> float:
     return args.start_e + (args.end_e - args.start_e) * progress
 
 
+def q_values(train_state, obs, graphdef):
+    """Q(obs), (N, num_actions)."""
+    return nnx.merge(graphdef, train_state).agent(obs)
+
+
 def act(q, epsilon: float, rng: np.random.Generator) -> np.ndarray:
     """Epsilon-greedy actions (N,) from Q (N, num_actions)."""
     explore = rng.random(len(q)) < epsilon
@@ -468,16 +474,17 @@ def value_of(action, q):
 
 
 # === Update =====================================================================================
-def update(train_state, batch: Transition, learning_rate, args: Args):
-    """Train in place on a batch. Return the metrics of the loss."""
-    agent, target, optimizer = train_state
+def update(train_state, batch: Transition, learning_rate, graphdef, args: Args):
+    """Train on a batch. Return the new train_state and the metrics of the loss."""
+    objects = nnx.merge(graphdef, train_state)
+    agent, target, optimizer = objects
     # In tree mode, objects are pytrees: jax.grad and jax.tree.map accept them.
     grads, losses = jax.grad(dqn_loss, has_aux=True)(agent, target, batch, args)
     optimizer.update(agent, grads, learning_rate=learning_rate)
     is_copied = optimizer.step[...] % args.target_network_frequency == 0
     new_target = jax.tree.map(lambda new, old: jnp.where(is_copied, new, old), agent, target)
     nnx.update(target, nnx.state(new_target))
-    return losses
+    return nnx.to_pure_dict(nnx.state(objects)), losses
 
 
 def mean_losses(losses: list[dict]) -> dict:
@@ -519,23 +526,21 @@ def train(args: Args) -> None:
 
     iteration = 0
     key = jax.random.PRNGKey(args.seed)
-    train_state = make_agent(args, env.obs_shape, env.num_actions, key)
+    objects = make_agent(args, env.obs_shape, env.num_actions, key)
+    graphdef, state = nnx.split(objects, graph=False)  # graph=False: the tree mode of NNX
+    train_state = nnx.to_pure_dict(state)
     replay = Replay(args, env.obs_shape, env.obs_dtype)
     if has_checkpoint(args, **spaces):
-        arrays = nnx.to_pure_dict(nnx.state(train_state))
-        like = Checkpoint(iteration, arrays, replay.state_dict())
-        iteration, arrays, saved_replay = load_checkpoint(args.resume, like)
-        nnx.update(train_state, arrays)
+        like = Checkpoint(iteration, train_state, replay.state_dict())
+        iteration, train_state, saved_replay = load_checkpoint(args.resume, like)
         replay.load_state_dict(saved_replay)
     obs = env.reset(iteration)
     packages = ["jax", "jaxlib", "flax", "optax", "gymnasium", "numpy"]
     log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
 
-    # nnx.jit would flatten the objects in every call, which is slow. nnx.jit_partial flattens them
-    # once. graph=False selects the tree mode of NNX.
-    q_fn = nnx.jit_partial(Agent.__call__, train_state.agent, graph=False)
-    # args is a compile-time constant.
-    update_fn = nnx.jit_partial(partial(update, args=args), train_state, graph=False)
+    # graphdef and args are compile-time constants.
+    q_fn = jax.jit(partial(q_values, graphdef=graphdef))
+    update_fn = jax.jit(partial(update, graphdef=graphdef, args=args))
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Decay per iteration: a schedule would count updates, which start after learning_starts.
@@ -546,7 +551,7 @@ def train(args: Args) -> None:
         returns, lengths, losses = [], [], []
         for _ in range(args.num_steps):
             epsilon = epsilon_after(replay.num_added, args)
-            q = np.asarray(q_fn(obs))  # sync
+            q = np.asarray(q_fn(train_state, obs))  # sync
             action = act(q, epsilon, rng)
             new_obs, result = env.step(action)
             replay.add(obs, action, result)
@@ -556,7 +561,8 @@ def train(args: Args) -> None:
             lengths += result["episode_length"][done].tolist()
             for _ in range(replay.updates_due()):
                 batch = replay.sample(rng, args.batch_size)
-                losses.append(update_fn(batch, learning_rate))
+                train_state, new_losses = update_fn(train_state, batch, learning_rate)
+                losses.append(new_losses)
         metrics = episode_statistics(returns, lengths) | mean_losses(losses)
         metrics["charts/epsilon"] = epsilon
         metrics["charts/learning_rate"] = learning_rate
@@ -564,8 +570,7 @@ def train(args: Args) -> None:
         log.write(iteration, metrics, start)
         iteration += 1
         if log.must_save(iteration):
-            arrays = nnx.to_pure_dict(nnx.state(train_state))
-            save_checkpoint(log.dir, Checkpoint(iteration, arrays, replay.state_dict()))
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay.state_dict()))
             log.update_info(iteration=iteration)
             if log.stopped_by:  # stop only after saving, so that no iteration is lost
                 break

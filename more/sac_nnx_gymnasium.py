@@ -18,7 +18,8 @@ Start reading at Environment. The main ideas:
 - Replay is a NumPy buffer on the CPU. Each call to update_fn moves a batch to the device and
   returns before the update is done; the next action waits for the update.
 - train() is a plain loop over environment steps: act, step, store, and run the updates due.
-- nnx.jit_partial binds the actor and the TrainState once, since these calls are made at each step.
+- nnx.split turns the NNX objects into a dict of arrays, because jax.jit takes a dict faster than
+  objects. nnx.merge restores the objects while JAX traces a function, at no cost at run time.
 - VecEnv steps the environments one after another (--vectorization sync), or each in its own
   process (async). Both run on the CPU, in NumPy.
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
@@ -450,9 +451,10 @@ def updates_after(steps: int, args: Args) -> int:
 
 
 # === Act ========================================================================================
-def act(actor, obs, noise):
+def act(train_state, obs, noise, graphdef):
     """Sample actions (N, action_dim) in [-1, 1]: obs (N, *obs_shape), noise (N, action_dim)."""
-    mean, log_std = actor(obs)
+    agent = nnx.merge(graphdef, train_state).agent
+    mean, log_std = agent.actor(obs)
     action, _ = draw_action(mean, log_std, noise)
     return action
 
@@ -515,12 +517,13 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 
 
 # === Update =====================================================================================
-def update(train_state, losses, batch: Transition, noise, learning_rate, args: Args):
-    """Train in place on a batch, then move the target critics toward the critics.
+def update(train_state, losses, batch: Transition, noise, learning_rate, graphdef, args: Args):
+    """Train on a batch, then move the target critics toward the critics.
 
-    Return losses with the losses of this update added.
+    Return the new train_state, and losses with the losses of this update added.
     """
-    agent, target_critics, optimizer = train_state
+    objects = nnx.merge(graphdef, train_state)
+    agent, target_critics, optimizer = objects
     # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
     # All losses use the parameters from before the update, as in Brax. SB3 (alpha, critics, actor)
     # and CleanRL (critics, actor, alpha) update in turn, so their actor sees the new critics.
@@ -529,7 +532,8 @@ def update(train_state, losses, batch: Transition, noise, learning_rate, args: A
     optimizer.update(agent, grads, learning_rate=learning_rate)
     new_target = optax.incremental_update(agent.critics, target_critics, args.tau)
     nnx.update(target_critics, nnx.state(new_target))
-    return jax.tree.map(jnp.add, losses, new_losses)
+    train_state = nnx.to_pure_dict(nnx.state(objects))
+    return train_state, jax.tree.map(jnp.add, losses, new_losses)
 
 
 def episode_statistics(returns: list[float], lengths: list[float]) -> dict[str, float]:
@@ -566,13 +570,13 @@ def train(args: Args) -> None:
 
     iteration = 0
     key = jax.random.PRNGKey(args.seed)
-    train_state = make_agent(args, env.obs_shape, env.action_dim, key)
+    objects = make_agent(args, env.obs_shape, env.action_dim, key)
+    graphdef, state = nnx.split(objects, graph=False)  # graph=False: the tree mode of NNX
+    train_state = nnx.to_pure_dict(state)
     replay = Replay(args, env.obs_shape, env.obs_dtype, env.action_dim)
     if has_checkpoint(args, **spaces):
-        arrays = nnx.to_pure_dict(nnx.state(train_state))
-        like = Checkpoint(iteration, arrays, replay.state_dict())
-        iteration, arrays, saved_replay = load_checkpoint(args.resume, like)
-        nnx.update(train_state, arrays)
+        like = Checkpoint(iteration, train_state, replay.state_dict())
+        iteration, train_state, saved_replay = load_checkpoint(args.resume, like)
         replay.load_state_dict(saved_replay)
         if replay.num_added == 0:
             steps = args.learning_starts
@@ -581,12 +585,9 @@ def train(args: Args) -> None:
     packages = ["jax", "jaxlib", "flax", "optax", "gymnasium", "numpy"]
     log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
 
-    # nnx.jit would flatten the objects in every call, which is slow. nnx.jit_partial flattens them
-    # once. graph=False selects the tree mode of NNX.
-    jit = partial(nnx.jit_partial, graph=False)
-    act_fn = jit(act, train_state.agent.actor)
-    # args is a compile-time constant. Donated arguments are changed in place.
-    update_fn = jit(partial(update, args=args), train_state, donate_argnums=(0, 1))
+    act_fn = jax.jit(partial(act, graphdef=graphdef))
+    # graphdef and args are compile-time constants. Donated arguments are changed in place.
+    update_fn = jax.jit(partial(update, graphdef=graphdef, args=args), donate_argnums=(0, 1))
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Decay per iteration: a schedule would count updates, which start after learning_starts.
@@ -605,7 +606,7 @@ def train(args: Args) -> None:
                 action = rng.uniform(-1, 1, (args.num_envs, env.action_dim)).astype(np.float32)
             else:
                 noise = rng.standard_normal((args.num_envs, env.action_dim), np.float32)
-                action = np.asarray(act_fn(obs, noise))  # sync
+                action = np.asarray(act_fn(train_state, obs, noise))  # sync
             new_obs, results = env.step(action)
             replay.add(obs, action, results)
             obs = new_obs
@@ -615,7 +616,7 @@ def train(args: Args) -> None:
             for _ in range(replay.updates_due()):
                 batch = replay.sample(rng, args.batch_size)
                 noise = rng.standard_normal((2, *batch.action.shape), np.float32)
-                losses = update_fn(losses, batch, noise, learning_rate)
+                train_state, losses = update_fn(train_state, losses, batch, noise, learning_rate)
                 num_updates += 1
         means = {name: x / num_updates for name, x in losses.items()}  # NaN without updates
         metrics = episode_statistics(returns, lengths) | means
@@ -625,8 +626,7 @@ def train(args: Args) -> None:
         log.write(iteration, metrics, start)
         iteration += 1
         if log.must_save(iteration):
-            arrays = nnx.to_pure_dict(nnx.state(train_state))
-            save_checkpoint(log.dir, Checkpoint(iteration, arrays, replay.state_dict()))
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay.state_dict()))
             log.update_info(iteration=iteration)
             if log.stopped_by:  # stop only after saving, so that no iteration is lost
                 break
