@@ -24,22 +24,20 @@ in NumPy, or with sac_linen.py for Flax Linen.
 """
 
 import argparse
-import atexit
 import importlib
 import json
 import math
 import os
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import gymnax
@@ -75,9 +73,9 @@ class Args:
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
-    save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
+    save_every: int = 0  # save a checkpoint every N iterations; 0: ten times per run
     save_replay: bool = True  # save the replay buffer; otherwise a resumed run refills it
-    resume: str = ""  # run folder to continue; its arguments become the defaults
+    resume: str = ""  # run folder to continue, with its arguments
 
     def __post_init__(self) -> None:
         """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
@@ -99,15 +97,8 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: the shapes or the step counts in the checkpoint depend on them.
-FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
-
-
 def parse_args() -> Args:
-    """Parse the command line. With --resume, the run's arguments are the defaults."""
-    saved = args_to_resume()
-    if saved:
-        return tyro.cli(Args, default=saved)
+    """Parse the command line, which may start with the preset mujoco."""
     mujoco = Args(
         total_timesteps=1_000_000,
         learning_rate=3e-4,
@@ -120,18 +111,21 @@ def parse_args() -> Args:
         tau=0.005,
         hidden_sizes=(256, 256),
     )
-    default = "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings."
-    paper = "Settings from Haarnoja et al. 2018 (arXiv 1812.05905)."
-    presets = {"pendulum": (default, Args()), "mujoco": (paper, mujoco)}
-    argv = sys.argv[1:]
-    if not argv or argv[0] not in presets:
-        argv = ["pendulum", *argv]
-    return tyro.extras.overridable_config_cli(presets, args=argv)
+    flags, default = sys.argv[1:], Args()
+    if flags[:1] == ["mujoco"]:
+        flags, default = flags[1:], mujoco
+    default = args_to_resume() or default  # with --resume, the run's arguments are the defaults
+    about = "Put mujoco before the flags for MuJoCo, with the settings of Haarnoja et al. 2018."
+    parse = partial(tyro.cli, Args, args=flags, default=default, description=about)
+    _, unknown = parse(return_unknown_args=True)
+    if unknown and not unknown[0].startswith("-"):
+        fail(f"Unexpected word: {unknown[0]}. The only preset, mujoco, comes before the flags.")
+    return parse()
 
 
 # === Environment ================================================================================
 class EnvState(NamedTuple):
-    key: jax.Array  # split in every step
+    key: jax.Array  # split at each step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
     episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
@@ -141,9 +135,9 @@ class VecEnv:
     """N = num_envs gymnax environments stepped together. Finished ones restart automatically."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
-        if ":" in env_id:  # a custom class; test it with envs/check.py
+        module, _, name = env_id.partition(":")
+        if name.isidentifier():  # a custom class, my_module:MyEnv; test it with envs/check.py
             sys.path.append(os.getcwd())
-            module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
             self.params = self.env.default_params
         elif env_id in gymnax.registered_envs:
@@ -192,7 +186,7 @@ class VecEnv:
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": info["final_observation"],  # before any restart; set in every step
+            "next_obs": info["final_observation"],  # before any restart; set at each step
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
@@ -290,7 +284,7 @@ def scale_by_rate(updates, state, params, learning_rate):
 class Transition(NamedTuple):
     """Transitions; B is num_envs, batch_size or buffer_size."""
 
-    obs: jax.Array  # (B, *obs_shape), what the policy saw
+    obs: jax.Array  # (B, *obs_shape), input of the policy
     action: jax.Array  # (B, action_dim), in [-1, 1]
     reward: jax.Array  # (B,); this and the fields below result from the action
     terminated: jax.Array  # (B,) bool
@@ -459,12 +453,13 @@ class Episodes(NamedTuple):
 def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
     """Number of finished episodes, and the mean, min and max of their returns and lengths.
 
-    If none finished, the statistics are NaN or infinite, which the log writes as null.
+    If none finished, the statistics are infinite, which the log writes as null.
     """
     done = episodes.terminated | episodes.truncated
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", episodes.episode_return), ("length", episodes.episode_length)]:
-        metrics[f"charts/episodic_{name}"] = jnp.where(done, x, 0).sum() / done.sum()
+        mean = jnp.where(done, x, 0).sum() / jnp.maximum(done.sum(), 1)
+        metrics[f"charts/episodic_{name}"] = jnp.where(done.any(), mean, jnp.inf)
         metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
         metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
     return metrics
@@ -479,7 +474,7 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
         is_random, act_key, learn_key = inputs
         action = act(train_state.agent.actor, obs, act_key, is_random)
         new_obs, env_state, result = env.step(env_state, action)
-        # Write before reading: in the other order, XLA copies the replay buffer in every step.
+        # Write before reading: in the other order, XLA copies the replay buffer at each step.
         replay = add(replay, obs, action, result)
 
         constants = (replay, learn_key, learning_rate)
@@ -500,20 +495,21 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
     nnx.update(train_state, nnx.state(new_train_state))  # the loop returns new objects
     num_updates = train_state.optimizer.step[...] - updates_before
     metrics = episode_statistics(episodes)
-    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # NaN without updates
+    per_update = 1 / jnp.maximum(num_updates, 1)
+    for name, x in losses.items():  # without updates: infinity, which the log writes as null
+        metrics[name] = jnp.where(num_updates > 0, x * per_update, jnp.inf)
     metrics["charts/learning_rate"] = learning_rate
+    metrics["charts/param_norm"] = optax.global_norm(train_state.agent)
     metrics["charts/updates"] = num_updates
     return replay, obs, env_state, metrics
 
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # "high" and "medium" allow TF32 on a GPU, as in PyTorch. So does the "default" of JAX.
+    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
-    if args.learning_starts >= args.total_timesteps:
-        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
     spaces: dict[str, Any] = {
         "obs_shape": env.obs_shape,
         "action_dim": env.action_dim,
@@ -533,9 +529,6 @@ def train(args: Args) -> None:
         like = Checkpoint(iteration, arrays, replay, obs, env_state)
         iteration, arrays, replay, obs, env_state = load_checkpoint(args.resume, like)
         nnx.update(train_state, arrays)
-        if replay.num_added == 0:
-            steps = args.learning_starts
-            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     packages = ["jax", "jaxlib", "flax", "optax", "gymnax", "numpy"]
     log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
 
@@ -637,34 +630,21 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 # === Run log ====================================================================================
 # You can stop reading here. The rest manages the run folder, and is the same in every script.
 class RunLog:
-    """A run folder: run.json describes the run, and metrics.jsonl has one line per iteration.
-
-    On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
-    """
+    """A run folder: run.json describes the run, and metrics.jsonl has one line per iteration."""
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
         """Create the run folder, or reopen it to resume the run. info is added to run.json."""
-        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         name = args.run_name or name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name))
         self.args = args
         self.steps_per_iteration = args.num_envs * args.num_steps
         self.start = time.perf_counter()
+        self.printed = -math.inf  # time of the last line on the terminal
         self.stopped_by = 0  # number of the signal received, if any
-        self.has_diverged = False
         if self.dir.exists() and not args.resume:
             fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
         self.dir.mkdir(parents=True, exist_ok=True)
-        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
-        try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
-        except (BlockingIOError, PermissionError):
-            fail(f"Another process is training in {self.dir}")
-        except OSError:
-            pass  # this file system does not support locks
-        if __name__ == "__main__" and not args.resume:
-            atexit.register(self.remove_if_empty)
-
         self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
         if args.resume:
             self.info = load_info(self.dir)[0]
@@ -678,9 +658,11 @@ class RunLog:
             "versions": {name: version(name) for name in packages},
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
+
+        # A killed run may have logged iterations after its last checkpoint. Drop them.
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
-        # Drop an incomplete line, and lines written after the checkpoint.
-        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
+        lines = [x for x in self.metrics if x.endswith("\n")]  # the last one may be incomplete
         lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         self.metrics.truncate(len("".join(lines)))
         if lines:
@@ -694,25 +676,24 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
+            folder = str(self.dir.absolute())
+            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info.get("wandb_id"),
+                id=self.info["wandb_id"] if is_same else None,
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.info["wandb_id"] = self.wandb.id
+            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": folder}
         self.update_info()
-        if args.resume and iteration == 0:
-            self.show(f"{self.dir} has no checkpoint, so training starts over.")
-        self.show(f"Writing to {self.dir}. The first iteration can take longer.")
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-            self.show("Ctrl-C stops after this iteration; a second Ctrl-C quits without saving.")
+        print(f"Writing to {self.dir}. Ctrl-C saves after this iteration and stops.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -730,32 +711,24 @@ class RunLog:
         if middle:
             row["time/rollout"] = middle - start
             row["time/update"] = end - middle
-        if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
+        is_percent = (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0
+        if is_percent or end - self.printed > 10:
+            self.printed = end
             text = f"iteration {iteration + 1}/{self.args.num_iterations}"
             for name in ("episodes", "episodic_return", "SPS"):
-                text += f", {name} {row[f'charts/{name}']:g}"
-            self.show(text)
-        is_finite = np.isfinite([x for name, x in row.items() if name.endswith("_loss")]).all()
-        # The losses of DQN and SAC are NaN until training begins; charts/updates is 0 until then.
-        if not is_finite and row.get("charts/updates") != 0 and not self.has_diverged:
-            self.show(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.")
-            self.has_diverged = True
+                if math.isfinite(row[f"charts/{name}"]):  # without episodes, there is no return
+                    text += f", {name} {row[f'charts/{name}']:g}"
+            print(text, flush=True)
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
         self.metrics.write(json.dumps(row) + "\n")
         self.plot(row)
         if self.wandb:
-            try:
+            with suppress(ConnectionError):  # SIGTERM to a whole job also ends the W&B process
                 self.wandb.log(row, step=iteration)
-            except ConnectionError:  # SIGTERM to a whole job also ends the W&B process
-                self.show("The W&B process has ended; logging continues without it.")
-                self.wandb = None
-
-    def show(self, text: str) -> None:
-        """Print text, unless the output is closed, for example because Ctrl-C ended `tee`."""
-        try:
-            print(text, flush=True)
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
+        checked = [x for name, x in row.items() if name.endswith(("_loss", "/param_norm"))]
+        # DQN and SAC have no losses until training begins; charts/updates is 0 until then.
+        if None in checked and row.get("charts/updates") != 0:
+            self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
         """Add a row to TensorBoard. Long runs skip rows: it shows at most 1000 points per curve."""
@@ -765,7 +738,7 @@ class RunLog:
                     self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
-        is_due = self.args.save_every > 0 and iteration % self.args.save_every == 0
+        is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
         return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
     def update_info(self, **changes: Any) -> None:
@@ -774,36 +747,28 @@ class RunLog:
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
-    def close(self) -> None:
-        """Record how the run ended and print the next command. Exit if a signal stopped the run."""
+    def close(self, diverged_in: int = 0) -> None:
+        """Record how the run ended. Exit if it diverged (in which iteration) or was stopped."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
-        self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
+        self.update_info(status="diverged" if diverged_in else status, ended=time.time())
         self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
-            self.wandb.summary.update(self.info)
-            self.wandb.finish()
-        script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
-        uses_uv = "UV_RUN_RECURSION_DEPTH" in os.environ  # set by uv run
-        python = "uv run" if uses_uv else quote(sys.orig_argv[0])
+            with suppress(ConnectionError):
+                self.wandb.summary.update(self.info)
+                self.wandb.finish()
+        if diverged_in:
+            text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
+            sys.exit(f"{text} Iterations saved in {self.dir}: {self.info['iteration']}")
         if not is_complete:
-            self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
-            sys.exit(128 + self.stopped_by)  # as is usual for signals
-        self.show(f"Saved to {self.dir}")
-        if uses_uv:
-            python += f" --with-requirements {script}"  # evaluate.py imports this script
-        # evaluate.py imports a custom environment only if --env-id names it.
+            print(f"Stopped. To continue, add --resume {self.dir}")
+            sys.exit(128 + self.stopped_by)  # the shell's convention for signals
+        python = "python"
+        if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
+            python = f"uv run --with-requirements {__file__}"
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
-        for parent in Path(__file__).parents[:2]:  # this folder, or the one above more/
-            if (parent / "evaluate.py").exists():
-                program = quote(os.path.relpath(parent / "evaluate.py"))
-                self.show(f"Evaluate with: {python} {program} {folder}{flags}")
-
-    def remove_if_empty(self) -> None:
-        """Remove the folder if the run failed before the end of its first iteration."""
-        if (self.dir / "metrics.jsonl").stat().st_size == 0:
-            shutil.rmtree(self.dir)
+        print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
@@ -826,15 +791,15 @@ def has_checkpoint(args: Args, **spaces: Any) -> bool:
     """Return whether --resume names a run with a checkpoint. Exit if the run cannot continue."""
     if not args.resume:
         return False
-    info, old = load_info(args.resume)
-    for name in FIXED:
-        if getattr(args, name) != getattr(old, name):
-            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+    info, saved = load_info(args.resume)
+    for name, x in asdict(saved).items():
+        can_change = name in ("resume", "total_timesteps", "save_every", "track")
+        if not can_change and getattr(args, name) != x:
+            fail(f"--resume cannot change {name}, which is {x!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: {name} is now {x}, but was {info[name]} when the run started")
-    # A run that was killed just before close() has the status "running": resuming it calls close().
-    if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
+    if info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0
 

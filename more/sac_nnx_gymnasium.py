@@ -30,23 +30,20 @@ in JAX, or with sac_linen_gymnasium.py for Flax Linen.
 """
 
 import argparse
-import atexit
 import json
 import math
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import gymnasium
@@ -84,12 +81,16 @@ class Args:
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
-    save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
+    save_every: int = 0  # save a checkpoint every N iterations; 0: ten times per run
     save_replay: bool = True  # save the replay buffer; otherwise a resumed run refills it
-    resume: str = ""  # run folder to continue; its arguments become the defaults
+    resume: str = ""  # run folder to continue, with its arguments
 
     def __post_init__(self) -> None:
         """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
+        # Absolute paths stay valid if an environment changes the working directory.
+        self.runs_dir = os.path.abspath(self.runs_dir)
+        if self.resume:
+            self.resume = os.path.abspath(self.resume)
         if self.seed not in range(2**32):
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
@@ -108,15 +109,8 @@ class Args:
             raise ValueError("--hidden-sizes must be at least 1")
 
 
-# --resume cannot change these: the shapes or the step counts in the checkpoint depend on them.
-FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
-
-
 def parse_args() -> Args:
-    """Parse the command line. With --resume, the run's arguments are the defaults."""
-    saved = args_to_resume()
-    if saved:
-        return tyro.cli(Args, default=saved)
+    """Parse the command line, which may start with the preset mujoco."""
     mujoco = Args(
         env_id="HalfCheetah-v5",
         total_timesteps=1_000_000,
@@ -130,13 +124,16 @@ def parse_args() -> Args:
         tau=0.005,
         hidden_sizes=(256, 256),
     )
-    default = "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings."
-    paper = "Settings from Haarnoja et al. 2018 (arXiv 1812.05905)."
-    presets = {"pendulum": (default, Args()), "mujoco": (paper, mujoco)}
-    argv = sys.argv[1:]
-    if not argv or argv[0] not in presets:
-        argv = ["pendulum", *argv]
-    return tyro.extras.overridable_config_cli(presets, args=argv)
+    flags, default = sys.argv[1:], Args()
+    if flags[:1] == ["mujoco"]:
+        flags, default = flags[1:], mujoco
+    default = args_to_resume() or default  # with --resume, the run's arguments are the defaults
+    about = "Put mujoco before the flags for MuJoCo, with the settings of Haarnoja et al. 2018."
+    parse = partial(tyro.cli, Args, args=flags, default=default, description=about)
+    _, unknown = parse(return_unknown_args=True)
+    if unknown and not unknown[0].startswith("-"):
+        fail(f"Unexpected word: {unknown[0]}. The only preset, mujoco, comes before the flags.")
+    return parse()
 
 
 # === Environment ================================================================================
@@ -151,25 +148,15 @@ class VecEnv:
     ) -> None:
         sys.path.append(os.getcwd())  # to find my_module in my_module:MyEnv-v0
         vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-        wrappers: list[Any] = [EnvWrapper]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
-            vector_options["daemon"] = False  # daemon processes cannot have children
             vector_options["shared_memory"] = False  # it would silently cast and reshape obs
-            wrappers.append(WorkerSetup)
-        atexit.register(terminate_workers)  # if make_vec fails
         try:
             self.envs: Any = gymnasium.make_vec(
-                env_id, num_envs, vectorization, vector_options, wrappers, **options
+                env_id, num_envs, vectorization, vector_options, [EnvWrapper], **options
             )
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
-        except (BrokenPipeError, ConnectionResetError, EOFError):
-            if not WorkerSetup.dummy_exists:  # the environment itself raised it, in this process
-                raise
-            time.sleep(1)  # a worker process has failed: give it time to print the cause
-            sys.exit(1)
-        atexit.register(self.envs.close, terminate=True)  # if training fails
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
             hint = "for Discrete, use more/dqn_linen_gymnasium.py or its PyTorch version"
@@ -184,8 +171,8 @@ class VecEnv:
         self.action_low, self.action_high = space.low, space.high
         self.action_dim = math.prod(space.shape)
         self.obs_shape = obs_space.shape
-        # float64 becomes float32; other dtypes, such as uint8 for images, are kept.
-        self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
+        # 64-bit numbers become float32; other dtypes, such as uint8 for images, are kept.
+        self.obs_dtype = np.dtype(np.float32 if obs_space.dtype.itemsize == 8 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start all environments. Return obs (N, *obs_shape).
@@ -193,17 +180,14 @@ class VecEnv:
         Gymnasium environments cannot be saved, so a run that resumes after `iteration` iterations
         starts new episodes, with seeds that it has not used before.
         """
-        if iteration > 0:
-            print("Starting new episodes: Gymnasium environments cannot be saved.")
         # With seed + i, runs with seeds 1 and 2 would share all but one environment seed. The shift
         # leaves 31 bits, the most that some simulators accept.
         sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
-        self.step_count = 0
         self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
-        return self.checked_copy("an observation", obs, self.obs_dtype)
+        return self.checked_copy(obs, self.obs_dtype)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Map action (N, action_dim) from [-1, 1] to the bounds, clip it, and step.
@@ -215,12 +199,11 @@ class VecEnv:
             raise FloatingPointError("an action is NaN or infinite, so training has diverged")
         action = to_bounds(action, self.action_low, self.action_high)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
-        self.step_count += 1
-        obs = self.checked_copy("an observation", obs, self.obs_dtype)  # Gymnasium reuses obs
+        obs = self.checked_copy(obs, self.obs_dtype)  # Gymnasium reuses obs
         episode_return = self.episode_return + reward
         episode_length = self.episode_length + 1
         results = {
-            "reward": self.checked_copy("a reward", reward, np.float32),
+            "reward": self.checked_copy(reward, np.float32),
             "terminated": terminated,
             "truncated": truncated,
             "next_obs": obs,
@@ -232,69 +215,33 @@ class VecEnv:
         self.episode_length = np.where(done, 0, episode_length)
         if done.any():  # restart now; by default Gymnasium would use up the next step
             obs, _ = self.envs.reset(options={"reset_mask": done})
-            obs = self.checked_copy("an observation", obs, self.obs_dtype)
+            obs = self.checked_copy(obs, self.obs_dtype)
         return obs, results
 
-    def checked_copy(self, what: str, x: np.ndarray, dtype: Any) -> np.ndarray:
+    def checked_copy(self, x: np.ndarray, dtype: Any) -> np.ndarray:
         """Return a copy of x as dtype. Raise an error for NaN or inf: both ruin the parameters."""
         x = x.astype(dtype)
         if not np.isfinite(x).all():
             env = np.argwhere(~np.isfinite(x))[0][0]
-            step = f"(step {self.step_count} after the run started or resumed)"
-            raise FloatingPointError(f"environment {env} returned {what} with NaN or inf {step}")
+            raise FloatingPointError(f"environment {env} returned NaN or inf: {x[env]}")
         return x
 
 
 class EnvWrapper(gymnasium.Wrapper):
-    """Drop info, and turn errors into RuntimeErrors.
-
-    We do not use info, and merging it is slow and fails on mixed types. Not every exception can be
-    sent from a worker to the main process, and sys.exit() would look like success.
-    """
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        try:
-            obs, info = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
-        except (Exception, SystemExit) as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-        if not isinstance(info, dict):  # without info, an obs of length 2 would unpack
-            raise TypeError("reset must return (obs, info), as in the current Gymnasium API")
-        return obs, {}
-
-    def step(self, action: Any) -> tuple:
-        try:
-            *results, _ = self.env.step(action)
-        except (Exception, SystemExit) as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-        return *results, {}
-
-
-class WorkerSetup(gymnasium.Wrapper):
-    """Set up a worker process: ignore Ctrl-C, close env on SIGTERM, end with the main process."""
-
-    dummy_exists = False  # True once Gymnasium has created a first environment in the main process
+    """Drop info, which we do not use: merging it is slow, and fails on mixed types."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        WorkerSetup.dummy_exists = True
-        if multiprocessing.parent_process():  # None in the main process
-            os.setsid()  # so that Ctrl-C in the terminal does not reach the worker
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # exit normally, to close env
-            threading.Thread(target=end_with_parent, daemon=True).start()
+        if multiprocessing.parent_process():  # in a worker of vectorization="async"
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
 
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        obs, _ = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
+        return obs, {}
 
-def end_with_parent() -> None:
-    """Wait for the main process to end, then end this worker even if its environment hangs."""
-    parent: Any = multiprocessing.parent_process()
-    parent.join()
-    time.sleep(5)  # give the environment time to close normally
-    os._exit(1)
-
-
-def terminate_workers() -> None:
-    """End all worker processes; otherwise Python would wait for them at exit."""
-    for worker in multiprocessing.active_children():
-        worker.terminate()
+    def step(self, action: Any) -> tuple:
+        *results, _ = self.env.step(action)
+        return *results, {}
 
 
 def to_bounds(action, low, high):
@@ -386,7 +333,7 @@ def scale_by_rate(updates, state, params, learning_rate):
 class Transition(NamedTuple):
     """Transitions; B is batch_size or buffer_size."""
 
-    obs: np.ndarray  # (B, *obs_shape), what the policy saw
+    obs: np.ndarray  # (B, *obs_shape), input of the policy
     action: np.ndarray  # (B, action_dim), in [-1, 1]
     reward: np.ndarray  # (B,); this and the fields below result from the action
     terminated: np.ndarray  # (B,) bool
@@ -552,14 +499,13 @@ def episode_statistics(returns: list[float], lengths: list[float]) -> dict[str, 
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # "high" and "medium" allow TF32 on a GPU, as in PyTorch. So does the "default" of JAX.
+    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
-    # Every async worker imports this script: load its slow imports once, in the fork server.
-    multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
+    if args.vectorization == "async":
+        # Every worker imports this script: load its slow imports once, in the fork server.
+        multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    if args.learning_starts >= args.total_timesteps:
-        print("Nothing will be learned: --total-timesteps must exceed --learning-starts")
     spaces: dict[str, Any] = {
         "obs_shape": env.obs_shape,
         "action_dim": env.action_dim,
@@ -578,9 +524,6 @@ def train(args: Args) -> None:
         like = Checkpoint(iteration, train_state, replay.state_dict())
         iteration, train_state, saved_replay = load_checkpoint(args.resume, like)
         replay.load_state_dict(saved_replay)
-        if replay.num_added == 0:
-            steps = args.learning_starts
-            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     obs = env.reset(iteration)
     packages = ["jax", "jaxlib", "flax", "optax", "gymnasium", "numpy"]
     log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
@@ -588,6 +531,7 @@ def train(args: Args) -> None:
     act_fn = jax.jit(partial(act, graphdef=graphdef))
     # graphdef and args are compile-time constants. Donated arguments are changed in place.
     update_fn = jax.jit(partial(update, graphdef=graphdef, args=args), donate_argnums=(0, 1))
+    norm_fn = jax.jit(optax.global_norm)
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Decay per iteration: a schedule would count updates, which start after learning_starts.
@@ -618,11 +562,12 @@ def train(args: Args) -> None:
                 noise = rng.standard_normal((2, *batch.action.shape), np.float32)
                 train_state, losses = update_fn(train_state, losses, batch, noise, learning_rate)
                 num_updates += 1
-        means = {name: x / num_updates for name, x in losses.items()}  # NaN without updates
-        metrics = episode_statistics(returns, lengths) | means
+        metrics = episode_statistics(returns, lengths)
         metrics["charts/learning_rate"] = learning_rate
+        metrics["charts/param_norm"] = norm_fn(train_state["agent"])
         metrics["charts/updates"] = num_updates
-        metrics = jax.device_get(metrics)  # sync
+        for name, x in jax.device_get(losses).items():  # sync
+            metrics[name] = x / num_updates if num_updates > 0 else math.nan
         log.write(iteration, metrics, start)
         iteration += 1
         if log.must_save(iteration):
@@ -633,8 +578,7 @@ def train(args: Args) -> None:
     try:
         log.close()
     finally:
-        # Do not leave this to atexit: Python would first wait for threads started by env.
-        env.envs.close(terminate=True)
+        env.envs.close()
 
 
 # === Checkpoint =================================================================================
@@ -686,34 +630,21 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 # === Run log ====================================================================================
 # You can stop reading here. The rest manages the run folder, and is the same in every script.
 class RunLog:
-    """A run folder: run.json describes the run, and metrics.jsonl has one line per iteration.
-
-    On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
-    """
+    """A run folder: run.json describes the run, and metrics.jsonl has one line per iteration."""
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
         """Create the run folder, or reopen it to resume the run. info is added to run.json."""
-        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         name = args.run_name or name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name))
         self.args = args
         self.steps_per_iteration = args.num_envs * args.num_steps
         self.start = time.perf_counter()
+        self.printed = -math.inf  # time of the last line on the terminal
         self.stopped_by = 0  # number of the signal received, if any
-        self.has_diverged = False
         if self.dir.exists() and not args.resume:
             fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
         self.dir.mkdir(parents=True, exist_ok=True)
-        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
-        try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # held until the file is closed
-        except (BlockingIOError, PermissionError):
-            fail(f"Another process is training in {self.dir}")
-        except OSError:
-            pass  # this file system does not support locks
-        if __name__ == "__main__" and not args.resume:
-            atexit.register(self.remove_if_empty)
-
         self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
         if args.resume:
             self.info = load_info(self.dir)[0]
@@ -727,9 +658,11 @@ class RunLog:
             "versions": {name: version(name) for name in packages},
         }
         self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
+
+        # A killed run may have logged iterations after its last checkpoint. Drop them.
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
-        # Drop an incomplete line, and lines written after the checkpoint.
-        lines = [x for x in self.metrics.readlines() if x.endswith("\n")]
+        lines = [x for x in self.metrics if x.endswith("\n")]  # the last one may be incomplete
         lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
         self.metrics.truncate(len("".join(lines)))
         if lines:
@@ -743,25 +676,24 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
+            folder = str(self.dir.absolute())
+            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info.get("wandb_id"),
+                id=self.info["wandb_id"] if is_same else None,
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.info["wandb_id"] = self.wandb.id
+            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": folder}
         self.update_info()
-        if args.resume and iteration == 0:
-            self.show(f"{self.dir} has no checkpoint, so training starts over.")
-        self.show(f"Writing to {self.dir}. The first iteration can take longer.")
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-            self.show("Ctrl-C stops after this iteration; a second Ctrl-C quits without saving.")
+        print(f"Writing to {self.dir}. Ctrl-C saves after this iteration and stops.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -779,32 +711,24 @@ class RunLog:
         if middle:
             row["time/rollout"] = middle - start
             row["time/update"] = end - middle
-        if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
+        is_percent = (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0
+        if is_percent or end - self.printed > 10:
+            self.printed = end
             text = f"iteration {iteration + 1}/{self.args.num_iterations}"
             for name in ("episodes", "episodic_return", "SPS"):
-                text += f", {name} {row[f'charts/{name}']:g}"
-            self.show(text)
-        is_finite = np.isfinite([x for name, x in row.items() if name.endswith("_loss")]).all()
-        # The losses of DQN and SAC are NaN until training begins; charts/updates is 0 until then.
-        if not is_finite and row.get("charts/updates") != 0 and not self.has_diverged:
-            self.show(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.")
-            self.has_diverged = True
+                if math.isfinite(row[f"charts/{name}"]):  # without episodes, there is no return
+                    text += f", {name} {row[f'charts/{name}']:g}"
+            print(text, flush=True)
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
         self.metrics.write(json.dumps(row) + "\n")
         self.plot(row)
         if self.wandb:
-            try:
+            with suppress(ConnectionError):  # SIGTERM to a whole job also ends the W&B process
                 self.wandb.log(row, step=iteration)
-            except ConnectionError:  # SIGTERM to a whole job also ends the W&B process
-                self.show("The W&B process has ended; logging continues without it.")
-                self.wandb = None
-
-    def show(self, text: str) -> None:
-        """Print text, unless the output is closed, for example because Ctrl-C ended `tee`."""
-        try:
-            print(text, flush=True)
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # print nothing from now on
+        checked = [x for name, x in row.items() if name.endswith(("_loss", "/param_norm"))]
+        # DQN and SAC have no losses until training begins; charts/updates is 0 until then.
+        if None in checked and row.get("charts/updates") != 0:
+            self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
         """Add a row to TensorBoard. Long runs skip rows: it shows at most 1000 points per curve."""
@@ -814,7 +738,7 @@ class RunLog:
                     self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
-        is_due = self.args.save_every > 0 and iteration % self.args.save_every == 0
+        is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
         return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
     def update_info(self, **changes: Any) -> None:
@@ -823,36 +747,28 @@ class RunLog:
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
-    def close(self) -> None:
-        """Record how the run ended and print the next command. Exit if a signal stopped the run."""
+    def close(self, diverged_in: int = 0) -> None:
+        """Record how the run ended. Exit if it diverged (in which iteration) or was stopped."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
-        self.update_info(status="diverged" if self.has_diverged else status, ended=time.time())
+        self.update_info(status="diverged" if diverged_in else status, ended=time.time())
         self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
-            self.wandb.summary.update(self.info)
-            self.wandb.finish()
-        script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
-        uses_uv = "UV_RUN_RECURSION_DEPTH" in os.environ  # set by uv run
-        python = "uv run" if uses_uv else quote(sys.orig_argv[0])
+            with suppress(ConnectionError):
+                self.wandb.summary.update(self.info)
+                self.wandb.finish()
+        if diverged_in:
+            text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
+            sys.exit(f"{text} Iterations saved in {self.dir}: {self.info['iteration']}")
         if not is_complete:
-            self.show(f"Stopped. Resume with: {python} {script} --resume {folder}")
-            sys.exit(128 + self.stopped_by)  # as is usual for signals
-        self.show(f"Saved to {self.dir}")
-        if uses_uv:
-            python += f" --with-requirements {script}"  # evaluate.py imports this script
-        # evaluate.py imports a custom environment only if --env-id names it.
+            print(f"Stopped. To continue, add --resume {self.dir}")
+            sys.exit(128 + self.stopped_by)  # the shell's convention for signals
+        python = "python"
+        if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
+            python = f"uv run --with-requirements {__file__}"
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
-        for parent in Path(__file__).parents[:2]:  # this folder, or the one above more/
-            if (parent / "evaluate.py").exists():
-                program = quote(os.path.relpath(parent / "evaluate.py"))
-                self.show(f"Evaluate with: {python} {program} {folder}{flags}")
-
-    def remove_if_empty(self) -> None:
-        """Remove the folder if the run failed before the end of its first iteration."""
-        if (self.dir / "metrics.jsonl").stat().st_size == 0:
-            shutil.rmtree(self.dir)
+        print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
@@ -875,15 +791,15 @@ def has_checkpoint(args: Args, **spaces: Any) -> bool:
     """Return whether --resume names a run with a checkpoint. Exit if the run cannot continue."""
     if not args.resume:
         return False
-    info, old = load_info(args.resume)
-    for name in FIXED:
-        if getattr(args, name) != getattr(old, name):
-            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+    info, saved = load_info(args.resume)
+    for name, x in asdict(saved).items():
+        can_change = name in ("resume", "total_timesteps", "save_every", "track")
+        if not can_change and getattr(args, name) != x:
+            fail(f"--resume cannot change {name}, which is {x!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: {name} is now {x}, but was {info[name]} when the run started")
-    # A run that was killed just before close() has the status "running": resuming it calls close().
-    if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
+    if info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0
 
