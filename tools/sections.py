@@ -58,6 +58,7 @@ DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasiu
 SAC_PAIRS = [(x, f"{x}_gymnasium") for x in scripts("sac", "plain")]
 NNX_PAIR = ("ppo_nnx_tree", "ppo_nnx_gymnasium")  # both in tree mode
 TORCH_PAIR = ("ppo_torch", "ppo_torch_gymnasium")
+OFF_POLICY_SETTINGS = [(x, y) for x in ("dqn", "sac") for y in ("plain", "Gymnasium")]
 # PPO scripts for discrete actions by framework, except those for recurrent policies or images.
 OTHERS = (*RNN_SCRIPTS, *CONTINUOUS_SCRIPTS, *IMAGE_SCRIPTS)
 IN_LINEN = but(scripts("ppo", "linen"), *OTHERS)
@@ -105,10 +106,14 @@ SHARED = {
         IN_LINEN,
         IN_NNX,
         *CONTINUOUS_PAIRS,
-        DQN_PAIRS[1],
-        SAC_PAIRS[1],
+        DQN_PAIRS[-1],
+        SAC_PAIRS[-1],
     ],
-    "Replay": [scripts("dqn", "torch"), scripts("sac", "torch")],
+    "Replay": [
+        *(but(scripts(*words), *scripts("torch")) for words in OFF_POLICY_SETTINGS),
+        scripts("dqn", "torch"),
+        scripts("sac", "torch"),
+    ],
     "Act": [scripts("dqn", "plain", "torch"), scripts("sac", "torch")],
     "Storage": [
         IN_TORCH,
@@ -139,8 +144,10 @@ SHARED = {
         CONTINUOUS_IN_TORCH,
         ("ppo_continuous_nnx", "ppo_continuous_nnx_gymnasium", "ppo_continuous_equinox"),
         scripts("dqn", "linen"),
+        scripts("dqn", "nnx"),
         scripts("dqn", "torch"),
         scripts("sac", "linen"),
+        scripts("sac", "nnx"),
         scripts("sac", "torch"),
     ],
     "Update": [
