@@ -56,7 +56,6 @@ IMAGES_IN_JAX = but(IMAGE_SCRIPTS, *IMAGES_IN_TORCH)
 CONTINUOUS_PAIRS = [(x, f"{x}_gymnasium") for x in CONTINUOUS_IN_GYMNAX if f"{x}_gymnasium" in ROWS]
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
 SAC_PAIRS = [(x, f"{x}_gymnasium") for x in scripts("sac", "plain")]
-NNX_PAIR = ("ppo_nnx_tree", "ppo_nnx_gymnasium")  # both in tree mode
 TORCH_PAIR = ("ppo_torch", "ppo_torch_gymnasium")
 OFF_POLICY_SETTINGS = [(x, y) for x in ("dqn", "sac") for y in ("plain", "Gymnasium")]
 # PPO scripts for discrete actions by framework, except those for recurrent policies or images.
