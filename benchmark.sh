@@ -8,8 +8,17 @@ set -euo pipefail
 
 project=$(dirname -- "$(readlink -f -- "$0")")
 called_from=$PWD
+help() { # print the flags; this needs only Python, and installs nothing
+  local python
+  cd -- "$project"
+  for python in "${VENV:-.venv}/bin/python" python3 python3.14 python3.13 python3.12 python3.11; do
+    if "$python" -c 'import tomllib' 2>/dev/null; then exec "$python" -m bench.arguments --help; fi
+  done
+  echo "benchmark.sh: no Python 3.11 or later on PATH. Install one, then run this again." >&2
+  exit 2
+}
 for word in "$@"; do
-  case $word in -h | --help | --help-all) exec "$project/bench/usage.sh" "$word" ;; esac
+  case $word in -h | --help) help ;; esac
 done
 for tool in flock timeout; do
   if ! command -v "$tool" >/dev/null; then

@@ -3,7 +3,7 @@
     python race.py ppo_linen.py ppo_torch.py
     python race.py more/ppo_linen_gymnasium.py more/ppo_torch_gymnasium.py
     python race.py ppo_linen.py ../before/ppo_linen.py  # the effect of a change
-    python race.py ppo_linen.py "python ../cleanrl/cleanrl/ppo.py @SPS:" --steps 512
+    python race.py ppo_linen.py "python ../cleanrl/ppo.py @SPS:" --steps 512 --name JAX CleanRL
     python race.py --study studies/control  # the missing races of a study
 
 All programs start, compile and are paused. Then they run interleaved: in each round, every program
@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Annotated, Any, NoReturn
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if Ctrl-C interrupts the imports
@@ -44,11 +44,11 @@ from rich.text import Text
 
 from analysis import races
 from analysis.races import Race, is_known
-from analysis.schema import clean
 from bench import machine
 from bench.interleave import Interleaved, Program, Runner, Settings
 
 DISCARDED = 2  # rounds discarded at the start, while caches and the clock frequency settle
+MOST_LETTERS = 16  # maximum length of a program name in the header of the table
 MIN_TURNS = 10  # minimum number of rounds after the discarded ones
 PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "torch", "numpy", "gymnax", "gymnasium")
 
@@ -59,6 +59,7 @@ class Args(Settings):
     study: Path | None = None  # study folder; run the missing races of its races.toml
     within: float = 0.03  # end when each ratio is known to within this fraction
     steps: tuple[int, ...] = ()  # environment steps per progress line of each program with @TEXT
+    names: Annotated[tuple[str, ...], tyro.conf.arg(name="name")] = ()  # programs in the table
     out: Path | None = None  # output file; default a new file in races/
 
     def __post_init__(self) -> None:
@@ -66,6 +67,8 @@ class Args(Settings):
             raise ValueError("name programs or a --study, not both")
         if not self.study and len(self.programs) < 2:
             raise ValueError("name two programs or more")
+        if self.names and len(set(self.names)) != len(self.programs):
+            raise ValueError("--name must give each program a different name")
         if not (self.within >= 0 and self.seconds > 0 and self.patience > 0):
             raise ValueError("--within, --seconds and --patience must be positive numbers")
         if self.turns < DISCARDED + MIN_TURNS:
@@ -89,7 +92,7 @@ def read_programs(args: Args, flags: Sequence[str], folder: Path) -> list[Progra
         fail(f"--steps: {len(steps)} numbers for {len(others)} programs with @TEXT")
     programs = []
     for number, text in enumerate(args.programs):
-        program = read_program(clean(text), number, flags, folder)
+        program = read_program(text, number, flags, folder)
         if text in others and steps:
             program = program._replace(steps=steps.pop(0))
         programs.append(program)
@@ -116,9 +119,15 @@ def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> 
     if "RunLog" not in script.read_text(errors="replace"):
         fail(f"{script} writes no run folder: {advice}")
     command += [*flags, "--runs-dir", str(folder), "--run-name", str(number)]
-    if not any(word.startswith(("--total-timesteps", "--total_timesteps")) for word in flags):
+    if not has_flag(flags, "--total-timesteps"):
         command += ["--total-timesteps", str(10**9)]  # the program must not end before the race
+    if not has_flag(command, "--save-every"):
+        command += ["--save-every", str(10**9)]  # do not time checkpoints
     return Program(text, command, b"{", f"{number}/metrics.jsonl", script, None)
+
+
+def has_flag(words: Sequence[str], flag: str) -> bool:
+    return any(word.replace("_", "-").startswith(flag) for word in words)
 
 
 def names_of(programs: list[Program]) -> list[str]:
@@ -178,7 +187,8 @@ class Listed(BaseModel, extra="forbid"):
         steps = tuple(self.steps[x] for x in others) if self.steps else ()
         names = {field.name for field in fields(Args)}
         values = {name: x for name, x in self.model_dump().items() if name in names}
-        return values | {"programs": tuple(self.programs.values()), "steps": steps}
+        values |= {"programs": tuple(self.programs.values()), "names": tuple(self.programs)}
+        return values | {"steps": steps}
 
 
 class Study(BaseModel, extra="forbid"):
@@ -292,17 +302,19 @@ def table_of(race: Race, args: Args, number: int, seconds: float) -> Table:
     first = race.first()
     table = Table(caption=caption)
     unit, factor = ("µs/step", 1e6) if race.is_per_step() else ("ms/iteration", 1e3)
-    table.add_column("program", overflow="fold")
-    for name in (unit, Text(f"time / {first}"), "95% interval"):
-        table.add_column(name)
+    table.add_column("program")  # the only column that is narrowed, if the terminal is narrow
+    baseline = first if len(first) <= MOST_LETTERS else "first"
+    for title in (unit, Text(f"time / {baseline}"), "95% interval"):
+        table.add_column(title, no_wrap=True)
     ratios = race.ratios()
     for name in times:
+        shown = Text(name, no_wrap=True, overflow="ellipsis")
         median = f"{factor * times[name].median():.4g}"
         if name in ratios:
             estimate, low, high = ratios[name]
-            table.add_row(Text(name), median, f"{estimate:.3f}", f"{low:.3f} to {high:.3f}")
+            table.add_row(shown, median, f"{estimate:.3f}", f"{low:.3f} to {high:.3f}")
         else:
-            table.add_row(Text(name), median, "1", "")
+            table.add_row(shown, median, "1", "")
     return table
 
 
@@ -315,7 +327,7 @@ def turns_of(race: Race, args: Args) -> float:
 def reason_of(runner: Runner) -> str:
     """Return why a program failed, and the end of its output."""
     reason = f"{runner.program.name} is left out: it {runner.failure}. Its last lines:"
-    return "\n  ".join([reason, *map(clean, runner.tail())])
+    return "\n  ".join([reason, *runner.tail()])
 
 
 def describe(
@@ -325,7 +337,7 @@ def describe(
     installed = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
     commits = [machine.git_commit(x.script.resolve()) if x.script else None for x in programs]
     return {
-        "programs": list(listed.programs) if listed else names_of(programs),
+        "programs": list(args.names) or names_of(programs),
         "listed": listed.model_dump() if listed else None,
         "flags": list(flags),
         "commits": commits,

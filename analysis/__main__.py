@@ -30,6 +30,8 @@ def parse() -> argparse.Namespace:
     add("--against", metavar="OLD", help="earlier results to compare with")
     compared = "script to compare the others with; default ppo_linen"
     add("--baseline", metavar="SCRIPT", help=compared)
+    leading = "begin with returns instead of durations"
+    add("--returns", action="store_true", help=leading)
     listed = "file with one run name per line; other runs are ignored"
     add("--only-runs", metavar="FILE", type=Path, help=listed)
     add("--names", metavar="FILE", type=Path, nargs="+", default=[], help=NAMES)
@@ -60,7 +62,7 @@ def make_report(args: argparse.Namespace) -> int:
         raise SourceError(f"--baseline must be one of {join(modes, 'or')}")
     old = load(args.against) if args.against else None
     out = args.out or default_out(args.runs)
-    answers = report.write_report(data, out, args.baseline, old)
+    answers = report.write_report(data, out, args.baseline, old, args.returns)
     for note in data.notes if only else ():
         print(f"{note}.")
     for name, reason in data.left_out.items():

@@ -16,6 +16,8 @@ FRAMEWORKS = {
     "nnx": "Flax NNX",
     "equinox": "Equinox",
 }
+# The reason for which benchmark.sh and the analysis leave out a run with the status "diverged".
+DIVERGED = "diverged: NaN or infinite losses or parameters"
 FIELDS: dict[str, type] = {"folder": str, "algorithm": str, "framework": str, "compile": str}
 FIELDS |= {"setting": str, "steps": int, "teaches": str}
 

@@ -4,12 +4,12 @@ import json
 
 import pandas as pd
 
+from analysis.catalog import DIVERGED
 from analysis.formatting import pluralize, some
-from analysis.measures import Experiment, as_object, mode_order, platforms, timed, under_load
+from analysis.measures import Experiment, as_object, mode_order, timed, under_load
 from analysis.runs import Data
 from analysis.schema import VERSIONS
 
-LOSSES = [f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "td_loss", "q_value")]
 ONE = {"platform": "machines", "settings": "sets of hyperparameters", "commit": "commits"}
 
 
@@ -41,9 +41,10 @@ def answer_warnings(experiment: Experiment) -> list[str]:
 def run_warnings(data: Data) -> list[str]:
     """Return warnings about the runs."""
     runs = timed(data.runs)
+    others = {name: reason for name, reason in data.left_out.items() if reason != DIVERGED}
     found = {
-        "left out": [f"{name} ({reason})" for name, reason in data.left_out.items()],
-        "diverged (the last losses are NaN or infinite)": diverged(data),
+        "diverged (NaN or infinite losses or parameters) and left out": diverged(data),
+        "left out": [f"{name} ({reason})" for name, reason in others.items()],
         "started while other processes used the machine": list(under_load(runs)["run"]),
         "started with uncommitted changes": list(changed(data.runs)["run"]),
     }
@@ -53,24 +54,19 @@ def run_warnings(data: Data) -> list[str]:
     return [*lines, *(f"{x}." for x in data.notes)]
 
 
+def diverged(data: Data) -> list[str]:
+    return [name for name, reason in data.left_out.items() if reason == DIVERGED]
+
+
 def changed(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[runs["commit"].str.endswith("-dirty")]
-
-
-def diverged(data: Data) -> list[str]:
-    """Return the names of the runs that log losses and whose last losses are not finite."""
-    rows = data.iterations.merge(data.runs[["run", "mode"]], on="run")
-    finite = rows[LOSSES].notna().any(axis=1)
-    is_logged = finite.groupby(rows["mode"]).transform("any")
-    is_last = rows["iteration"] == rows.groupby("run")["iteration"].transform("max")
-    return list(rows.loc[is_last & is_logged & ~finite, "run"])
 
 
 # === Studies ====================================================================================
 def problems(data: Data) -> list[str]:
     """Return the problems found in a study, one sentence each."""
     settings = data.runs["settings"].map(without_length)
-    runs = data.runs.assign(settings=settings, platform=platforms(data.runs))
+    runs = data.runs.assign(settings=settings)
     found = []
     if data.left_out:
         names = some(list(data.left_out), 3)

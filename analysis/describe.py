@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.catalog import SCRIPTS, SIZES
+from analysis.catalog import DIVERGED, SCRIPTS, SIZES
 from analysis.schema import RUNS, SourceError
 
 SIZE_OF = {tuple(units): name for name, units in SIZES.items()}  # hidden units -> network name
@@ -38,7 +38,7 @@ def require_completed(info: dict[str, Any]) -> None:
     if status == "stopped":
         raise SourceError("it was stopped before its end")
     if status == "diverged":
-        raise SourceError("its losses became NaN or infinite")
+        raise SourceError(DIVERGED)
     if status != "completed":
         raise SourceError(f"status is {status}")
 

@@ -1,7 +1,7 @@
 """Draw bar charts and line charts in one style, for the report and the studies.
 
 The hue shows the framework, in the color-blind-safe palette of Okabe and Ito, and the line style
-shows the variant. Names are untrusted text, so matplotlib must not parse them as math.
+shows the variant. Names may contain any text, so matplotlib must not parse them as math.
 """
 
 import io
@@ -21,7 +21,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis import schema
 from analysis.formatting import number
 from analysis.stats import Interval
 
@@ -68,7 +67,7 @@ def png(figure: Figure) -> bytes:
 
 def short(name: object, longest: int = 32) -> str:
     """Return a name on one line; if it is too long, its middle is replaced by an ellipsis."""
-    text = " ".join(schema.clean(name).split()) or "(no name)"
+    text = " ".join(str(name).split()) or "(no name)"
     tail = longest // 3
     return text if len(text) <= longest else f"{text[: longest - tail - 1]}…{text[-tail:]}"
 

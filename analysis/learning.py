@@ -74,6 +74,26 @@ def returns(experiment: Experiment, environments: dict[str, Environment]) -> pd.
     return in_order(pd.DataFrame(rows, columns=columns))
 
 
+def final_returns(experiment: Experiment) -> pd.DataFrame:
+    """Return the number of runs and the mean, lowest and highest final return, by CELL.
+
+    The final return is the mean of about the last 100 episodes with OFF_POLICY algorithms, and
+    the mean of the last iteration in which an episode ended with others.
+    """
+    runs = learned(experiment.runs)
+    is_off_policy = runs["algorithm"].isin(OFF_POLICY)
+    final = runs["final_return"].where(~is_off_policy, runs["last_100_return"])
+    groups = runs.assign(final=final).dropna(subset=["final"]).groupby(CELL, as_index=False)
+    return in_order(
+        groups.agg(
+            runs=("final", "size"),
+            mean=("final", "mean"),
+            least=("final", "min"),
+            most=("final", "max"),
+        )
+    )
+
+
 def last_returns(experiment: Experiment) -> pd.DataFrame:
     """Return mean returns over the seeds of OFF_POLICY runs, with t intervals.
 

@@ -17,7 +17,7 @@ import pandas as pd
 from analysis import schema, stats
 from analysis.catalog import SCRIPTS, SIZES
 from analysis.describe import WITHOUT_JIT
-from analysis.runs import Data, is_untimed
+from analysis.runs import IDENTITY, Data, is_untimed
 
 BASELINES: dict[tuple, str] = {}  # (algorithm, setting) -> the first script
 for name, row in SCRIPTS.items():
@@ -48,8 +48,7 @@ class Experiment(NamedTuple):
 # === Experiments ================================================================================
 def experiments(data: Data, baseline: str | None = None) -> list[Experiment]:
     """Return the experiments, ordered by the number of runs."""
-    every = data.runs.assign(platform=platforms(data.runs))
-    groups = [x for _, x in every.groupby(["platform", "algorithm", "settings"], sort=False)]
+    groups = [x for _, x in data.runs.groupby(["platform", "algorithm", "settings"], sort=False)]
     groups.sort(key=len, reverse=True)
     found = []
     for title, group in zip(titles_of(groups), groups, strict=True):
@@ -58,46 +57,27 @@ def experiments(data: Data, baseline: str | None = None) -> list[Experiment]:
         iterations = data.iterations[data.iterations["run"].isin(runs["run"])]
         modes = list(runs["mode"].value_counts().index)  # ordered by the number of runs
         base = [x for x in (baseline, *BASELINES.values()) if x in modes] or modes
-        by_hand = is_by_hand(group) and bool((every["machine"] != "").any())
+        by_hand = is_by_hand(group) and bool((data.runs["machine"] != "").any())
         found.append(Experiment(title, runs, synced, iterations, str(base[0]), by_hand))
     return found
+
+
+def without_platforms(data: Data) -> Data:
+    """Return data as if all runs were from one platform, for returns, which do not depend on it.
+
+    If platforms share a seed, only its first run counts.
+    """
+    keys = [name for name in IDENTITY if name != "platform"]
+    runs = data.runs.drop_duplicates(keys, ignore_index=True)
+    if runs["platform"].nunique() > 1:
+        runs["platform"] = "all platforms"
+    return data._replace(runs=runs)
 
 
 def is_by_hand(runs: pd.DataFrame) -> bool:
     """Return whether the scripts were started without benchmark.sh, so the machine is unknown."""
     known = (runs["machine"] != "") | runs["load"].notna() | runs["cores"].notna()
     return not known.any() and bool((runs["script"] != "").all())
-
-
-def platforms(runs: pd.DataFrame) -> pd.Series:
-    """Return the platform of each run.
-
-    If times differ significantly after a reboot, that boot counts as a separate platform.
-    """
-    named = runs["platform"].copy()
-    for platform, group in runs[runs["boot"] != ""].groupby("platform"):
-        first, *others = dict.fromkeys(group.sort_values("started")["boot"])
-        for boot in others:
-            here = group["boot"] == boot
-            if differ(timed(group[group["boot"] == first]), timed(group[here])):
-                named[group.index[here]] = f"{platform}, boot {boot}"
-    return named
-
-
-def differ(runs: pd.DataFrame, others: pd.DataFrame) -> bool:
-    """Return whether steady iterations differ, by Welch's tests with a family-wise error of 5%."""
-    cells = ["mode", "settings", "sync", "env_id", "size"]
-    sides = []
-    for side in (runs, others):
-        groups = side.dropna(subset=["steady"]).groupby(cells)["steady"]
-        sides.append({cell: np.log(x.to_numpy()) for cell, x in groups if len(x) > 1})
-    both = [x for x in sides[0] if x in sides[1]]
-    for cell in both:
-        confidence = 1 - (1 - stats.CONFIDENCE) / len(both)
-        found = stats.welch(sides[0][cell], sides[1][cell], confidence)
-        if found.low > 0 or found.high < 0:
-            return True
-    return False
 
 
 def titles_of(groups: Sequence[pd.DataFrame]) -> list[str]:

@@ -1,7 +1,7 @@
 """Write a page of text, figures and tables as Markdown, HTML and CSV, or show it in a notebook.
 
-Names, such as those of environments and machines, are untrusted text that may contain markup.
-Jinja escapes it in HTML, and escape() in Markdown.
+The names of environments, machines and scripts may come from another person's runs, and may
+contain markup. Jinja escapes it in HTML, and escape() in Markdown.
 """
 
 import base64
@@ -15,7 +15,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from analysis import figures
-from analysis.schema import clean
 
 # A number, optionally followed by an interval or a unit.
 NUMBER = re.compile(r"[-+<>~]?\d[\d,.]*(e[-+]?\d+)?[%x×]?(\s.*)?", re.IGNORECASE)
@@ -61,7 +60,7 @@ class Section(NamedTuple):
 
 # === Text =======================================================================================
 def one_line(value: object) -> str:
-    return " ".join(clean(value).split())
+    return " ".join(str(value).split())
 
 
 def alternative(plot: Plot) -> str:
@@ -77,7 +76,7 @@ def escape(value: object) -> str:
 
 def numeric_columns(cells: pd.DataFrame) -> list[bool]:
     """Return for each column whether it contains only numbers, which are right-aligned."""
-    filled = [[x for x in map(clean, column) if x not in ("", "-")] for _, column in cells.items()]
+    filled = [[x for x in column if x not in ("", "-")] for _, column in cells.items()]
     return [bool(column) and all(map(NUMBER.fullmatch, column)) for column in filled]
 
 
@@ -109,20 +108,8 @@ def markdown(block: Section | Block) -> str:
 def brief(block: Text | Table) -> str:
     """Return a block for a terminal."""
     if isinstance(block, Text):
-        return clean(block.text)
-    cells = block.cells.map(clean).rename(columns=clean)
-    return f"{clean(block.caption)}\n\n{cells.to_string(index=False)}"
-
-
-def csv_text(frame: pd.DataFrame) -> str:
-    """Return a table as CSV; text that a spreadsheet would read as a formula is quoted."""
-
-    def safe(value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        return f"'{clean(value)}" if value.startswith(tuple("=+-@")) else clean(value)
-
-    return frame.map(safe).rename(columns=safe).to_csv(index=False, lineterminator="\n")
+        return block.text
+    return f"{block.caption}\n\n{block.cells.to_string(index=False)}"
 
 
 # === HTML =======================================================================================
@@ -157,7 +144,7 @@ def write(title: str, sections: list[Section], out: Path) -> None:
             if isinstance(block, Plot):
                 images[f"figures/{block.name}.png"] = image
             if isinstance(block, Table):
-                (out / f"tables/{block.name}.csv").write_bytes(csv_text(block.frame).encode())
+                block.frame.to_csv(out / f"tables/{block.name}.csv", index=False)
     for name, image in images.items():
         (out / name).write_bytes(image)
     text = "\n\n".join(parts) + "\n"

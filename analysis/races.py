@@ -14,7 +14,7 @@ import pandas as pd
 from pydantic import AliasChoices, BaseModel, Field, TypeAdapter
 
 from analysis.formatting import number
-from analysis.schema import SourceError, clean
+from analysis.schema import SourceError
 from analysis.stats import NOTHING, Interval, median_interval
 
 LEAST_TURNS = 6  # minimum number of rounds for an interval
@@ -57,7 +57,7 @@ class Race(NamedTuple):
         return table.rename(columns=dict(enumerate(self.names())))
 
     def names(self) -> list[str]:
-        return list(map(clean, self.info["programs"]))
+        return self.info["programs"]
 
     def steps(self) -> dict[str, int]:
         """Return the environment steps per iteration, for the programs that report them."""

@@ -115,6 +115,31 @@ def styles_of(experiment: Experiment) -> dict[str, Style]:
 
 
 # === Sections ===================================================================================
+def returns_headline(experiment: Experiment) -> str:
+    """Return a sentence with the final returns of each script, for each environment and size."""
+    sentences = []
+    several_sizes = experiment.runs["size"].nunique() > 1
+    rows = learning.final_returns(experiment)
+    for _, part in rows.groupby(["size", "env_id"], sort=False):
+        first = part.iloc[0]
+        parts = [
+            f"{number(row['mean'])} with {row['mode']} ({pluralize([row['runs']], 'seed')}, "
+            f"{number(row['least'])} to {number(row['most'])})"
+            for row in part.to_dict("records")
+        ]
+        with_size = f" with the {first['size']} network" if several_sizes else ""
+        where = f"On {first['env_id']}{with_size}"
+        sentences.append(f"{where}, the mean final return was {join(parts)}.")
+    return " ".join(sentences)
+
+
+def learning_blocks(experiment: Experiment) -> list[Block]:
+    """Return the final returns in words, and learning curves."""
+    sentence = returns_headline(experiment)
+    sentences: list[Block] = [Text(sentence)] if sentence else []
+    return [*sentences, *learning_bands(experiment)]
+
+
 def learning_bands(experiment: Experiment) -> list[Block]:
     """Return learning curves, a figure for each size."""
     points = in_order(learning.progress(experiment))
@@ -133,7 +158,8 @@ def learning_bands(experiment: Experiment) -> list[Block]:
 # Section -> title and contents: names of tables, or functions that return blocks.
 SECTIONS: dict[str, tuple[str, list[str | Callable[[Experiment], list[Block]]]]] = {
     "answer": ("The answer", [answer, "answer"]),
-    "learning": ("Learning", [learning_bands, "last_returns", "returns", "targets"]),
+    "learning": ("Learning", [learning_blocks, "last_returns", "returns"]),
+    "targets": ("Time to a target return", ["targets"]),
     "environments": ("By environment", ["cells"]),
     "startup": ("Startup", ["startup", "break_even"]),
     "phases": ("Rollout and update", ["phases"]),
@@ -186,21 +212,19 @@ def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
     return compared("against", "Comparison with the earlier results", frame, caption)
 
 
-def sections_of(data: Data, baseline: str | None, against: Data | None) -> list[Section]:
-    """Return the sections of the report."""
+def sections_of(
+    data: Data, baseline: str | None, against: Data | None, returns: bool
+) -> list[Section]:
+    """Return the sections of the report; with `returns`, it begins with learning."""
     several = measures.experiments(data, baseline)
-    sections = []
-    for i, experiment in enumerate(several[:MOST_CHAPTERS]):
-        made = [section(name, experiment) for name in SECTIONS]
-        parts = [x for x in made if x]
-        if len(several) > 1:
-            sections.append(Section(experiment.title, [Text(tables.scope(experiment.runs))]))
-            parts = [nested(x, f"part{i + 1}_") for x in parts]
-        sections += parts
-    if len(several) > MOST_CHAPTERS:
-        names = some([x.title for x in several[MOST_CHAPTERS:]])
-        text = f"Experiments that are not shown, because they have fewer runs: {names}."
-        sections.append(Section("More hyperparameters and platforms", [Text(text)]))
+    names = ["learning", *SECTIONS] if returns else list(SECTIONS)
+    pooled = []
+    if data.runs["platform"].nunique() > 1:  # returns do not depend on the platform
+        names = [x for x in names if x != "learning"]
+        every = measures.experiments(measures.without_platforms(data), baseline)
+        pooled = chapters(every, ["learning"], "all_")
+    sections = chapters(several, list(dict.fromkeys(names)), "part")
+    sections = [*pooled, *sections] if returns else [*sections, *pooled]
     compared = platform_section(several)
     if compared:
         sections.append(compared)
@@ -208,6 +232,22 @@ def sections_of(data: Data, baseline: str | None, against: Data | None) -> list[
         sections.append(against_section(data.runs, against.runs))
     about = [Text(tables.scope(data.runs)), Bullets(checks.run_warnings(data))]
     return [*sections, Section("The runs", [*about, tables.machine_table(data.runs)])]
+
+
+def chapters(several: list[Experiment], names: Sequence[str], prefix: str) -> list[Section]:
+    """Return the named sections of each experiment, below its title if there are several."""
+    sections = []
+    for i, experiment in enumerate(several[:MOST_CHAPTERS]):
+        parts = [x for x in (section(name, experiment) for name in names) if x]
+        if len(several) > 1 and parts:
+            sections.append(Section(experiment.title, [Text(tables.scope(experiment.runs))]))
+            parts = [nested(x, f"{prefix}{i + 1}_") for x in parts]
+        sections += parts
+    if len(several) > MOST_CHAPTERS:
+        rest = some([x.title for x in several[MOST_CHAPTERS:]])
+        text = f"Experiments that are not shown, because they have fewer runs: {rest}."
+        sections.append(Section("More hyperparameters and platforms", [Text(text)]))
+    return sections
 
 
 def nested(section: Section, prefix: str) -> Section:
@@ -220,14 +260,19 @@ def nested(section: Section, prefix: str) -> Section:
 
 
 def write_report(
-    data: Data, out: Path, baseline: str | None = None, against: Data | None = None
+    data: Data,
+    out: Path,
+    baseline: str | None = None,
+    against: Data | None = None,
+    returns: bool = False,
 ) -> str:
     """Write the report to a folder; return the headlines and tables as plain text."""
-    sections = sections_of(data, baseline, against)
+    sections = sections_of(data, baseline, against, returns)
     envs = [str(x) for x in dict.fromkeys(data.runs["env_id"])]
     where = envs[0] if len(envs) == 1 else f"{len(envs)} environments"
     page.write(f"Benchmark report: {where}", sections, out)
-    answers = [x for x in sections if x.title == "The answer"]
+    title = "Learning" if returns else "The answer"
+    answers = [x for x in sections if x.title == title]
     parts = [block for x in answers for block in x.blocks if isinstance(block, Text | Table)]
     return "\n\n".join(page.brief(x) for x in parts)
 

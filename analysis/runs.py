@@ -89,14 +89,13 @@ def read_names(path: Path) -> dict[str, str]:
         raise SourceError(f"{path} is not valid TOML: {error}") from error
     if not all(isinstance(x, str) for x in found.values()):
         raise SourceError(f"{path}: every name must be text")
-    return {x: clean(y) for x, y in found.items()}
+    return found
 
 
 def rename(data: Data, source: str) -> Data:
     """Return data with the source as a prefix of each run name."""
-    start = clean(source) + "/"
-    runs = data.runs.assign(run=start + data.runs["run"])
-    iterations = data.iterations.assign(run=start + data.iterations["run"])
+    runs = data.runs.assign(run=f"{source}/" + data.runs["run"])
+    iterations = data.iterations.assign(run=f"{source}/" + data.iterations["run"])
     left_out = {f"{source}/{name}": reason for name, reason in data.left_out.items()}
     return Data(runs, iterations, left_out, tuple(f"{source}: {x}" for x in data.notes))
 
@@ -153,7 +152,7 @@ def read_folder(folder: Path, only: Collection[str] | None = None) -> Data:
         else:
             failed = left_out.pop(name, None)  # the run may have failed first and completed later
             try:
-                records.append(read_run(path) | {"run": clean(name), "source": str(path)})
+                records.append(read_run(path) | {"run": name, "source": str(path)})
             except SourceError as error:
                 left_out[name] = failed or str(error)
     data = tabulate(records)

@@ -16,9 +16,6 @@ VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "nump
 class SourceError(ValueError):
     """Raised if a source cannot be used; the message is one sentence for the user."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(clean(message))
-
 
 class Kind(NamedTuple):
     """The values allowed in a column."""
@@ -55,7 +52,7 @@ ITERATIONS = columns_of("iterations")
 
 
 def clean(text: object) -> str:
-    """Return text without control characters, which could mislead a terminal or a reader."""
+    """Return text without control characters, which another person's runs may contain."""
     start = str(text)[:MOST_TEXT]
     return "".join(x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in start)
 
@@ -75,7 +72,7 @@ def validate(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFra
         for i, cell in given[wrong].items():
             shown = repr(cell) if isinstance(cell, str) else str(cell)
             kind = KINDS[column.kind].description
-            reasons[i] = f"{column.name} is {clean(shown):.40}, not {kind}"
+            reasons[i] = f"{column.name} is {shown:.40}, not {kind}"
         if column.must and column.kind == "text":
             reasons[values == ""] = f"{column.name} is missing"
         done[column.name] = values

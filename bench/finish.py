@@ -1,4 +1,4 @@
-"""Finish a benchmark: run the end command of the study, write the report, and list failed runs.
+"""Finish a benchmark: run the end commands of the studies, write the report, and list failed runs.
 
     python -m bench.finish PLAN
 
@@ -24,13 +24,14 @@ def run_python(words: list[str], names: str = "") -> bool:
 def write_report(plan: Plan) -> None:
     out = Path(plan.runs_dir, "report")
     out.mkdir(parents=True, exist_ok=True)
-    if plan.end:
-        words = [x.replace("RUNS", plan.runs_dir) for x in plan.end.split()]
+    for end in plan.ends:
+        words = [x.replace("RUNS", plan.runs_dir) for x in end.split()]
         if not run_python(words):
             print(f"This command failed: {shlex.join(['python', *words])}")
     renamed = sorted(map(str, Path("studies").glob("*/names.toml")))
     words = ["-m", "analysis", "report", plan.runs_dir, "--out", str(out)]
     words += ["--names", *renamed, "--only-runs", "/dev/stdin"]
+    words += ["--returns"] if plan.returns else []
     names = "".join(f"{Path(run.folder).name}\n" for run in plan.runs)
     if not run_python(words, names):
         print(f"Could not write the report; the runs are in {plan.runs_dir}.")

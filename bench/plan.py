@@ -7,10 +7,11 @@ caller. The first line of FILE contains the number of missing runs and the GPUs,
 command line, and the third line the Plan as JSON. With --list, --count or --dry-run, the result is
 printed and FILE stays empty.
 
-The first argument of benchmark.sh may name a study; docs/benchmark.md describes its grid.toml.
+docs/benchmark.md describes grid.toml, the file that lists the runs of a study.
 """
 
 import argparse
+import csv
 import hashlib
 import os
 import re
@@ -22,53 +23,38 @@ import time
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if Ctrl-C interrupts the imports
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bench.arguments import DEFAULT_SCRIPTS, ROOT, catalog, fail, parse_args
 from bench.machine import output
 from bench.run import Plan, Run, log_event
 
-ROOT = Path(__file__).resolve().parent.parent
 MODULE_AND_NAME = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z0-9_-]+"  # a custom environment
-DEFAULT_SCRIPTS = ["torch", "torch_compile", "linen", "nnx", "nnx_cached"]
-# Rough seconds per iteration on two idle cores, used only to estimate the total duration.
-COMPILED = {"small": 0.05, "medium": 0.6, "large": 38.4, "default": 0.25}
-UNCOMPILED = {"small": 15.7, "medium": 26.3, "large": 66, "default": 15.7}
-STARTUP = 8  # seconds
+GYMNASIUM_ID = r"([A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+"
+ONLY_AT_THE_END = str(10**9)  # value of --save-every
+# Rough seconds to the end of iteration 0 and per further iteration, with the default settings and
+# the small network, on two idle cores. From runs.csv and races.jsonl in studies/.
+with open(Path(__file__).with_name("durations.csv"), newline="") as file:
+    DURATIONS = {row["script"]: row for row in csv.DictReader(file)}
+MORE = {"medium": 1.0, "large": 38.0}  # additional seconds per iteration with a larger network
 LONG = 7200  # seconds; before a longer benchmark, benchmark.sh prints how long it will take
 
-
-def fail(reason: str) -> NoReturn:
-    text = reason.replace("\n", "\\n")
-    print(f"benchmark.sh: {text}", file=sys.stderr)
-    sys.exit(2)
-
-
-try:
-    from analysis.catalog import (
-        ENVIRONMENTS,
-        SCRIPTS,
-        SIZES,
-        CatalogError,
-        file_of,
-        is_continuous,
-        read_toml,
-    )
-except ValueError as error:  # a CatalogError, whose class may not be imported yet
-    fail(str(error))
-
 # Environment names become part of run names, so exclude names with a slash.
-KNOWN = [x for x in ENVIRONMENTS if "/" not in x]
+KNOWN = [x for x in catalog.ENVIRONMENTS if "/" not in x]
 ALL = [
     name
     for name in KNOWN
-    if (ENVIRONMENTS[name]["library"], ENVIRONMENTS[name]["actions"]) == ("gymnax", "discrete")
+    if (catalog.ENVIRONMENTS[name]["library"], catalog.ENVIRONMENTS[name]["actions"])
+    == ("gymnax", "discrete")
 ]
-NETWORKS = SIZES | {"default": []}  # units per hidden layer; "default" keeps the script default
+NETWORKS = catalog.SIZES | {
+    "default": []
+}  # units per hidden layer; "default" keeps the script default
 
 # === Studies ====================================================================================
 # Each description completes the sentence "NAME must be".
@@ -116,6 +102,7 @@ class Study(Options):
     """All keys of grid.toml."""
 
     shuffle: Literal["blocks", "repeats"] = Field("blocks", description="'blocks' or 'repeats'")
+    returns: bool = Field(False, description="true or false")  # whether the runs measure returns
     begin: Text = ""
     end: Text = ""
     programs: dict[Name, Text] = Field({}, description="a table of commands by name")
@@ -128,12 +115,15 @@ class Row(Options):
 
     where: str  # prefix for error messages, such as the position in grid.toml
     shuffle: str
+    returns: bool
     has_iterations: bool  # whether the [[runs]] table sets iterations
 
 
 @dataclass
 class Grid:
+    study: str
     repeats: int
+    returns: bool
     rows: list[Row] = field(default_factory=list)
     programs: dict[str, list[str]] = field(default_factory=dict)  # name -> Python arguments
     begin: str = ""
@@ -159,11 +149,13 @@ def read_study(study: str, args: argparse.Namespace) -> Grid:
     if not os.path.isfile(ROOT / name):
         fail(f"there is no study '{study}'; see ./benchmark.sh --help")
     try:
-        table = read_toml(ROOT / name)
-    except CatalogError as error:
+        table = catalog.read_toml(ROOT / name)
+    except catalog.CatalogError as error:
         fail(f"studies/{study}/{error}")
     found = check(name, table, Study)
-    grid = Grid(args.repeats or found.repeats, begin=found.begin, end=found.end)
+    grid = Grid(study, args.repeats or found.repeats, found.returns)
+    grid.begin = found.begin
+    grid.end = found.end
     for number, run in enumerate(found.runs, 1):
         where = f"{name}, [[runs]] {number}"
         options = check(where, run, Options).model_dump(exclude_unset=True)
@@ -172,6 +164,8 @@ def read_study(study: str, args: argparse.Namespace) -> Grid:
         grid.programs[program] = text.split()
     if not grid.rows:
         fail(f"{name} has no [[runs]]")
+    if args.iterations and all(row.has_iterations for row in grid.rows):
+        fail(f"--iterations: all runs in {name} set iterations")
     return grid
 
 
@@ -194,69 +188,7 @@ def make_row(where: str, options: dict[str, Any], study: Study, args: argparse.N
     return row
 
 
-# === Arguments ==================================================================================
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        fail(message.removeprefix("argument "))
-
-
-def positive(text: str) -> int:
-    if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError(f"must be a positive integer, not '{text}'")
-    return int(text)
-
-
-def items(text: str) -> list[str]:
-    if os.path.isfile(text):  # False for text that is too long to be a path
-        return [text]  # do not split the path of a script, which may contain spaces
-    words = text.replace(",", " ").split()
-    if not words:
-        raise argparse.ArgumentTypeError(f"must name one or more, not '{text}'")
-    return words
-
-
-def expression(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except (re.error, OverflowError, RecursionError):
-        raise argparse.ArgumentTypeError(f"must be a regular expression, not '{text}'") from None
-
-
-def folder(text: str) -> Path:
-    if not text or text.startswith("-"):
-        raise argparse.ArgumentTypeError(f"must name a folder, not '{text}'")
-    path = Path(text)
-    return path if Path.cwd() == ROOT else path.absolute()
-
-
-def parse_args(words: list[str]) -> argparse.Namespace:
-    parser = Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("study", nargs="?")
-    for name in ("scripts", "envs", "sizes"):
-        parser.add_argument(f"--{name}", type=items)
-    parser.add_argument("--phases", action="store_true")
-    for name in ("iterations", "repeats", "to", "devices"):
-        parser.add_argument(f"--{name}", type=positive)
-    parser.add_argument("--timeout", type=positive, default=86400)
-    parser.add_argument("--gpus", type=lambda text: text.split(","), default=[])
-    parser.add_argument("--seed", type=positive, default=1)
-    parser.add_argument("--from", type=positive, default=1, dest="first")
-    parser.add_argument("--only", type=expression, default=re.compile(""))
-    for name in ("track", "list", "count", "dry-run", "no-report"):
-        parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--runs-dir", type=folder, default=folder("runs"))
-    parser.add_argument("--notes", default="")
-    args = parser.parse_args(words)
-    names = ("scripts", "envs", "sizes", "phases", "devices")
-    custom = [f"--{name}" for name in names if getattr(args, name)]
-    if custom and args.study:
-        fail(f"{custom[0]} cannot be combined with a study: omit '{args.study}', or use --only")
-    if args.devices and args.gpus:
-        fail("--devices uses the GPUs in CUDA_VISIBLE_DEVICES, so omit --gpus.")
-    args.study = "custom" if custom else args.study or "quick"
-    return args
-
-
+# === Checks =====================================================================================
 def check_gpus(gpus: list[str]) -> None:
     """Fail unless nvidia-smi lists each GPU; with a wrong name, CUDA would silently use none."""
     lines = (output("nvidia-smi", "-L") or "").splitlines() if gpus else []
@@ -279,32 +211,32 @@ def check_runs_dir(folder: Path) -> None:
 
 
 def custom_grid(args: argparse.Namespace) -> Grid:
-    """Return the grid that --scripts, --envs, --sizes, --devices and --phases describe."""
-    grid = Grid(args.repeats or 1)
+    """Return the grid that --scripts, --envs and the flags next to them in --help describe."""
+    grid = Grid("custom", args.repeats or 1, args.returns)
     scripts = [name_of(x, grid.programs) for x in args.scripts or DEFAULT_SCRIPTS]
     options = {
         "scripts": scripts,
         "envs": args.envs or [default_env(scripts)],
-        "sizes": args.sizes or ["small"],
+        "sizes": args.sizes or ["default" if args.preset or args.returns else "small"],
     }
     if args.devices:
         for script in scripts:
-            row = SCRIPTS.get(full_name(script))
+            row = catalog.SCRIPTS.get(full_name(script))
             if not row or row["setting"] != "many devices":
                 fail(f"--devices is for linen_sharded and torch_ddp, not for {script}")
         options["devices"] = args.devices
     if args.phases:
         options["label"] = "phases"
         options["flags"] = {"sync-for-timing": True}
-    grid.rows.append(make_row("--", options, Study(), args))
+    grid.rows.append(make_row("--", options, Study(returns=args.returns), args))
     return grid
 
 
 # === Scripts ====================================================================================
 def default_env(scripts: list[str]) -> str:
     """Return an environment that works with all scripts; fail if there is none."""
-    known = [x for x in scripts if full_name(x) in SCRIPTS]
-    continuous = [x for x in known if is_continuous(full_name(x))]
+    known = [x for x in scripts if full_name(x) in catalog.SCRIPTS]
+    continuous = [x for x in known if catalog.is_continuous(full_name(x))]
     if not continuous:
         return "CartPole-v1"
     discrete = [x for x in known if x not in continuous]
@@ -322,7 +254,7 @@ def name_of(text: str, programs: dict[str, list[str]]) -> str:
     path = Path(text).absolute()
     name = path.name.removesuffix(".py")
     short = name.removeprefix("ppo_")
-    if full_name(short) in SCRIPTS:
+    if full_name(short) in catalog.SCRIPTS:
         known = ROOT / path_of(short)
         if "/" in text and not (os.path.isfile(path) and path.samefile(known)):
             fail(f"--scripts: '{text}' has the name of a script of this project")
@@ -341,27 +273,46 @@ def full_name(short: str) -> str:
 
     Short names omit the prefix ppo_, and linen-none is ppo_linen without compilation.
     """
-    return short if short in SCRIPTS else f"ppo_{short.removesuffix('-none')}"
+    return short if short in catalog.SCRIPTS else f"ppo_{short.removesuffix('-none')}"
 
 
 def path_of(short: str) -> str:
     name = full_name(short)
-    if not os.path.isfile(ROOT / file_of(name)):
-        fail(f"scripts.toml lists {name}, but {file_of(name)} does not exist")
-    return file_of(name)
+    if not os.path.isfile(ROOT / catalog.file_of(name)):
+        fail(f"scripts.toml lists {name}, but {catalog.file_of(name)} does not exist")
+    return catalog.file_of(name)
 
 
 def steps_of(short: str) -> int:
     """Return the steps per iteration; for a custom script, those of a similar script."""
-    if full_name(short) in SCRIPTS:
-        return SCRIPTS[full_name(short)]["steps"]
-    rows = list(SCRIPTS.values())
+    if full_name(short) in catalog.SCRIPTS:
+        return catalog.SCRIPTS[full_name(short)]["steps"]
+    rows = list(catalog.SCRIPTS.values())
     return next((x for x in rows if short.startswith(f"{x['algorithm']}_")), rows[0])["steps"]
 
 
+def seconds_of(short: str, size: str, iterations: float) -> int:
+    """Return the rough duration of a run; a custom script is assumed to be like ppo_torch."""
+    name = short if short in catalog.SCRIPTS else f"ppo_{short}"
+    row = DURATIONS.get(name, DURATIONS["ppo_torch"])
+    return int(float(row["startup"]) + iterations * (float(row["iteration"]) + MORE.get(size, 0)))
+
+
 # === Runs =======================================================================================
-def expand(grid: Grid, args: argparse.Namespace) -> list[Run]:
-    """Return all runs, shuffled within blocks; --seed sets the order."""
+def expand(grids: list[Grid], args: argparse.Namespace) -> list[Run]:
+    """Return the runs of all grids, one grid after the other."""
+    runs: dict[str, Run] = {}
+    for grid in grids:
+        for run in expand_grid(grid, args):
+            other = runs.setdefault(run.name, run)
+            if other.command != run.command:
+                both = f"{other.study} and {run.study} have different runs named {run.name}"
+                fail(f"{both}; start them separately, with different --runs-dir")
+    return list(runs.values())
+
+
+def expand_grid(grid: Grid, args: argparse.Namespace) -> list[Run]:
+    """Return the runs of a grid, shuffled within blocks; --seed sets the order."""
     runs: dict[str, Run] = {}
     for repeat in range(1, grid.repeats + 1):
         for row in grid.rows:
@@ -384,21 +335,23 @@ def make_run(
     grid: Grid, args: argparse.Namespace, row: Row, cell: tuple[str, str, str, int], repeat: int
 ) -> Run:
     env, size, script, first_seed = cell
-    # @doors selects the doors preset of the script.
-    is_preset = env.startswith("@") and args.study != "custom"
-    if not is_preset and env not in KNOWN and not re.fullmatch(MODULE_AND_NAME, env):
-        fail(f"{row.where}envs must be among: {' '.join(KNOWN)}; or my_module:MyEnv; not '{env}'")
+    # In a study, the environment @doors selects the doors preset of the script.
+    is_preset = env.startswith("@") and not args.is_custom
+    if not is_preset:
+        check_env(row.where, env, script, grid)
     if size not in NETWORKS:
         fail(f"{row.where}sizes must be among: {' '.join(NETWORKS)}; not '{size}'")
-    if script not in grid.programs and full_name(script) not in SCRIPTS:
+    if script not in grid.programs and full_name(script) not in catalog.SCRIPTS:
         fail(f"{row.where}there is no script '{script}'")
     seed = first_seed + row.seed_stride * (repeat - 1)
-    # Replace the colon in a custom environment id with a dot; no other name contains a dot.
-    parts = [row.label, env.replace(":", ".")]
+    total = args.total_timesteps or row.iterations * (row.steps or steps_of(script))
+    length = f"{total}steps" if args.total_timesteps else f"{row.iterations}it"
+    # Replace the characters in an environment id that a folder name should not contain.
+    parts = [row.label, re.sub("[:/]", ".", env), args.preset]
     if is_preset:
         parts = [row.label or env[1:]]
     parts += [size, script, f"{row.devices}devices" if row.devices else ""]
-    name = "__".join(filter(None, [*parts, f"{row.iterations}it", f"seed{seed}"]))
+    name = "__".join(filter(None, [*parts, length, f"seed{seed}"]))
 
     words = list(grid.programs.get(script) or [path_of(script)])
     settings = []  # arguments for the `env` command
@@ -409,7 +362,7 @@ def make_run(
     is_compiled = not script.endswith("-none") or script in grid.programs
     if not is_compiled:
         settings.append("JAX_DISABLE_JIT=1")
-    if row.devices and SCRIPTS[full_name(script)]["framework"] == "torch":
+    if row.devices and catalog.SCRIPTS[full_name(script)]["framework"] == "torch":
         # --standalone finds a free port, so several runs can execute at the same time.
         launch = ["-m", "torch.distributed.run", "--standalone"]
         words = [*launch, f"--nproc-per-node={row.devices}", *words]
@@ -417,15 +370,16 @@ def make_run(
         settings.append(f"JAX_NUM_CPU_DEVICES={row.devices}")
     if row.wrapper:
         words = ["-m", row.wrapper, *words]
+    if args.preset:
+        words.append(args.preset)
     words += [env[1:]] if is_preset else ["--env-id", env]
     if NETWORKS[size]:
         words += ["--hidden-sizes", *map(str, NETWORKS[size])]
-    steps = row.iterations * (row.steps or steps_of(script))
     words += words_of(row.flags)
-    words += ["--seed", str(seed), "--total-timesteps", str(steps)]
-    seconds = row.iterations * UNCOMPILED.get(size, UNCOMPILED["default"])
-    if is_compiled:
-        seconds = STARTUP + row.iterations * COMPILED.get(size, COMPILED["default"])
+    words += ["--seed", str(seed), "--total-timesteps", str(total)]
+    is_resumable = row.returns or "save-every" in row.flags
+    if not is_resumable and (script not in grid.programs or args.is_custom):
+        words += ["--save-every", ONLY_AT_THE_END]  # saving would be part of the measured time
     key = " ".join(word.rpartition("/")[2] for word in [*words, "--run-name", name])
     if args.track and row.track:
         words.append("--track")
@@ -435,7 +389,7 @@ def make_run(
     runner = ["env", *settings, sys.executable] if settings else [sys.executable]
     words += ["--runs-dir", as_argument(runs_dir), "--run-name", name]
     return Run(
-        study=args.study,
+        study=grid.study,
         order_seed=args.seed,
         runs_dir=str(args.runs_dir),
         timeout=args.timeout,
@@ -445,8 +399,26 @@ def make_run(
         command=runner + words,
         key=key,
         block=[row.label, env, size, row.iterations] if row.shuffle == "blocks" else [],
-        seconds=row.seconds or int(seconds),
+        seconds=row.seconds or seconds_of(script, size, total / steps_of(script)),
+        is_resumable=is_resumable,
     )
+
+
+def check_env(where: str, env: str, script: str, grid: Grid) -> None:
+    """Fail unless an environment id is known, custom, or may be known to Gymnasium."""
+    if env in KNOWN or re.fullmatch(MODULE_AND_NAME, env):
+        return
+    is_gymnasium = script.endswith("_gymnasium") or script in grid.programs
+    if not is_gymnasium or not re.fullmatch(GYMNASIUM_ID, env):
+        fail(f"{where}envs must be among: {' '.join(KNOWN)}; or my_module:MyEnv; not '{env}'")
+    if "/" in env:  # such as ALE/Pong-v5, which the script registers
+        return
+    import gymnasium  # slow to import, and only such environments need it
+
+    try:
+        gymnasium.spec(env)
+    except gymnasium.error.Error as error:
+        fail(f"{where}envs: Gymnasium has no environment '{env}': {error}")
 
 
 def words_of(flags: dict[str, Any]) -> list[str]:
@@ -469,7 +441,8 @@ def as_argument(path: Path) -> str:
 def in_words(seconds: int) -> str:
     if seconds > LONG:
         return f"about {(seconds + 1800) // 3600} hours"
-    return f"about {(seconds + 59) // 60} minutes"
+    minutes = (seconds + 59) // 60
+    return f"about {minutes} minute{'' if minutes == 1 else 's'}"
 
 
 def on_one_line(words: list[str]) -> str:
@@ -483,17 +456,18 @@ def print_missing(runs: list[Run]) -> None:
         status = "done   "
         if not run.is_done():
             missing.append(run.seconds)
-            status = "stopped" if run.is_resumable() else "missing"
+            status = "stopped" if run.can_resume() else "missing"
         print(f"{status}  {run.name}")
     duration = in_words(sum(missing))
     print(f"Runs missing: {len(missing)} of {len(runs)}, {duration} on two idle cores.")
 
 
-def begin(args: argparse.Namespace, grid: Grid, runs: list[Run], invocation: str) -> Plan:
-    """Prepare the runs folder, run the begin command of the study, and return the plan."""
+def begin(args: argparse.Namespace, grids: list[Grid], runs: list[Run], invocation: str) -> Plan:
+    """Prepare the runs folder, run the begin commands of the studies, and return the plan."""
     missing = [i for i, run in enumerate(runs) if not run.is_done()]
-    event = {"event": "grid", "study": args.study, "runs": len(runs), "order_seed": args.seed}
-    event |= {"complete": len(runs) - len(missing), "repeats": grid.repeats}
+    study = " ".join(grid.study for grid in grids)
+    event = {"event": "grid", "study": study, "runs": len(runs), "order_seed": args.seed}
+    event |= {"complete": len(runs) - len(missing)}
     event |= {"host": os.uname().nodename, "notes": args.notes, "invocation": invocation}
     try:
         (args.runs_dir / ".benchmark").mkdir(parents=True, exist_ok=True)
@@ -507,15 +481,16 @@ def begin(args: argparse.Namespace, grid: Grid, runs: list[Run], invocation: str
         duration = f"{in_words(seconds)} on two idle cores"
         print(f"This takes {duration}: {len(missing)} runs. You can stop it and continue later.")
     sys.stdout.flush()
-    if grid.begin:
+    for grid in grids:
         command = [sys.executable, *grid.begin.split()]
-        if subprocess.run(command, cwd=ROOT).returncode != 0:
+        if grid.begin and subprocess.run(command, cwd=ROOT).returncode != 0:
             sys.exit(2)
     return Plan(
         invocation=invocation,
         runs_dir=str(args.runs_dir),
         started=time.time(),
-        end=grid.end,
+        ends=[grid.end for grid in grids if grid.end],
+        returns=all(grid.returns for grid in grids),
         track=args.track,
         report=not args.no_report,
         notes=args.notes,
@@ -528,10 +503,8 @@ def main() -> None:
     program, called_from, file, *words = sys.argv[1:]
     os.chdir(called_from)
     args = parse_args(words)
-    grid = custom_grid(args) if args.study == "custom" else read_study(args.study, args)
-    if args.iterations and all(row.has_iterations for row in grid.rows):
-        fail(f"--iterations: all runs in studies/{args.study}/grid.toml set iterations")
-    runs = [run for run in expand(grid, args) if re.search(args.only, run.key)]
+    grids = [custom_grid(args)] if args.is_custom else [read_study(x, args) for x in args.studies]
+    runs = [run for run in expand(grids, args) if re.search(args.only, run.key)]
     if not runs:
         fail(f"nothing to run: no command matches --only '{args.only.pattern}'")
     for line, run in enumerate(runs, 1):
@@ -550,7 +523,7 @@ def main() -> None:
         if args.dry_run:
             print_missing(chosen)
         else:
-            plan = begin(args, grid, chosen, on_one_line([program, *words]))
+            plan = begin(args, grids, chosen, on_one_line([program, *words]))
             plan.write(file, ",".join(args.gpus) or "-")
 
 

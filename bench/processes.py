@@ -100,9 +100,8 @@ class Guard:
     """
 
     def __init__(self, mark: str, seconds: float = 0, folder: Path | None = None) -> None:
-        self.arguments = [mark, str(seconds), str(folder or "")]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", __file__, *self.arguments],
+            [sys.executable, "-P", __file__, mark, str(seconds), str(folder or "")],
             stdin=subprocess.PIPE,  # closed when this process ends
             start_new_session=True,  # closing the terminal does not end the guard
         )
@@ -111,8 +110,7 @@ class Guard:
         """End the marked processes now."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        if self.process.wait() != 0:  # the guard was killed
-            clean_up(*self.arguments)
+        self.process.wait()
 
 
 def clean_up(mark: str, seconds: str, folder: str) -> None:

@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import psutil
 
+from analysis.catalog import DIVERGED
 from bench import processes
 from bench.machine import describe, git_commit
 
@@ -45,6 +46,7 @@ class Run:
     key: str  # the text that --only searches
     block: list[Any]  # runs with equal values are shuffled together
     seconds: int  # rough duration, on two idle cores
+    is_resumable: bool  # whether an interrupted run resumes from its checkpoint, or starts over
     line: int = 0  # line number in the output of benchmark.sh --list, from 1
     gpu: str = ""
 
@@ -69,9 +71,9 @@ class Run:
     def is_done(self) -> bool:
         return self.has_status("completed")
 
-    def is_resumable(self) -> bool:
-        """Return whether this is an unfinished run with --save-every and a checkpoint."""
-        if "--save-every" not in self.command or self.is_done():
+    def can_resume(self) -> bool:
+        """Return whether this is an unfinished run that has a checkpoint to resume from."""
+        if not self.is_resumable or self.is_done() or self.has_status("diverged"):
             return False
         files = [x for x in Path(self.folder).glob("checkpoint.*") if x.suffix != ".new"]
         return any(x.is_file() and x.stat().st_size for x in files)
@@ -87,7 +89,8 @@ class Plan:
     invocation: str  # command line of benchmark.sh; running it again continues the plan
     runs_dir: str
     started: float  # time.time()
-    end: str  # Python arguments to run after the last run; RUNS is replaced with runs_dir
+    ends: list[str]  # Python arguments to run after the last run; RUNS is replaced with runs_dir
+    returns: bool  # whether the report begins with returns
     track: bool
     report: bool
     notes: str
@@ -163,7 +166,7 @@ def lock(file: IO[bytes], holder: str) -> bool:
 # === One run ====================================================================================
 def command_of(run: Run) -> list[str]:
     """Return the command that starts the run, or resumes it from a checkpoint."""
-    if run.is_resumable():
+    if run.can_resume():
         script = run.command.index(run.script())
         return [*run.command[: script + 1], "--resume", run.folder]
     if os.path.lexists(run.folder):  # keep the measurements of a killed run
@@ -238,7 +241,7 @@ def report_failure(run: Run, event: dict[str, Any], output: IO[bytes]) -> None:
     status, seconds = event["exit_status"], event["seconds"]
     reason = f"exit status {status}, after {seconds} s"
     if run.has_status("diverged"):
-        reason = "its losses became NaN or infinite"
+        reason = DIVERGED
     elif seconds >= run.timeout:
         reason = f"not finished after {run.timeout} s (--timeout)"
     elif status == 137:

@@ -35,7 +35,6 @@ def steps_per_second(env_id: str, vectorization: str, num_envs: int, seconds: fl
     if vectorization == "async":
         multiprocessing.set_forkserver_preload(["gymnasium"])
         options["context"] = "forkserver"
-        options["daemon"] = False  # allow environments to start processes
     wrappers: list[Any] = [DropInfo]
     if vectorization == "vector_entry_point":  # the vector environment of ale-py
         options, wrappers = {}, []

@@ -1,10 +1,10 @@
 """Warnings about runs, and the checks before runs are packed into a study."""
 
-import numpy as np
 import pytest
 from made_up import ENVS, LINEN, TORCH, data_of, grid, logs, run_command, write_grid, write_plain
 
 from analysis import checks, measures
+from analysis.catalog import DIVERGED
 from analysis.runs import load
 
 
@@ -21,21 +21,14 @@ def test_clean_runs_give_no_warnings():
 
 def test_all_kinds_of_warnings():
     frame = grid({LINEN: (6.0, 0.1), TORCH: (8.0, 2.0)}, repeats=4)
-    iterations = logs(frame)
     names = frame["run"].tolist()
-
-    def of(i, first=0):
-        return (iterations["run"] == names[i]) & (iterations["iteration"] >= first)
-
     frame.loc[0, ["load", "cores"]] = 9.5, 2
     frame.loc[2, "commit"] = "b" * 40 + "-dirty"
-    iterations.loc[of(4, 7), "losses/entropy"] = np.nan
-    iterations.loc[of(7), "losses/entropy"] = np.nan  # NaN from the first iteration
-    iterations.loc[of(5, 5) & ~of(5, 6), "losses/entropy"] = np.nan  # NaN once
-    found = warnings_of(frame, iterations, left_out={"broken": "no run.json"}, notes=("A note",))
+    left_out = {"broken": "no run.json", "nan": DIVERGED}
+    found = warnings_of(frame, logs(frame), left_out=left_out, notes=("A note",))
     assert found == [
+        "1 run diverged (NaN or infinite losses or parameters) and left out: nan.",
         "1 run left out: broken (no run.json).",
-        f"2 runs diverged (the last losses are NaN or infinite): {names[4]} and {names[7]}.",
         f"1 run started while other processes used the machine: {names[0]}.",
         f"1 run started with uncommitted changes: {names[2]}.",
         "A note.",
@@ -45,12 +38,6 @@ def test_all_kinds_of_warnings():
 def test_a_load_of_one_above_the_number_of_cores_is_not_reported():
     frame = grid({LINEN: (6.0, 0.1)}, repeats=2, cores=2, load=[3, 3.01])
     assert measures.under_load(frame)["run"].tolist() == frame["run"].tolist()[1:]
-
-
-def test_missing_losses_do_not_count_as_divergence():
-    frame = grid({LINEN: (6.0, 0.1), "sb3": (8.0, 2.0)}, repeats=2)
-    iterations = logs(frame, loss=lambda run, i: np.nan if run["mode"] == "sb3" else 0.5)
-    assert warnings_of(frame, iterations) == []
 
 
 # === Studies ====================================================================================

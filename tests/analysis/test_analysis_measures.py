@@ -130,19 +130,6 @@ def test_an_experiment_has_one_platform_and_one_set_of_hyperparameters():
     ).baseline == min(modes)
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.2, 0.8])
-def test_two_boots_of_a_machine_are_two_platforms_if_the_time_of_a_script_differs(factor):
-    """In the second boot, ppo_torch takes `factor` times as long on CartPole as in the first."""
-    first = grid(THREE, ENVS, repeats=5, noise=0.02, boot="a", started="2026-01-01")
-    second = grid(THREE, ENVS, repeats=5, noise=0.02, seed=1, boot="b", started="2026-01-02")
-    slower = (second["mode"] == TORCH) & (second["env_id"] == ENVS[0])
-    second.loc[slower, "steady"] *= factor
-    second["repeat"] += 5
-    unknown = grid(THREE, ENVS, repeats=5, boot="")
-    found, _ = titles(first, second, unknown.assign(repeat=77.0))
-    assert found == (["here"] if factor == 1 else ["here", "here, boot b"])
-
-
 # === Golden files ===============================================================================
 @cache
 def experiment_of(folder):

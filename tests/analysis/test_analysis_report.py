@@ -31,8 +31,8 @@ from analysis.page import Text
 from analysis.runs import load
 from tools import notebooks
 
-WHOLE = ["The answer", "Learning", "By environment", "Startup", "Rollout and update"]
-WHOLE += ["Compile modes", "Memory", "The runs"]
+WHOLE = ["The answer", "Learning", "Time to a target return", "By environment", "Startup"]
+WHOLE += ["Rollout and update", "Compile modes", "Memory", "The runs"]
 
 
 def report_of(*arguments):
@@ -58,9 +58,9 @@ def section(text, title):
     return re.split(r"^##+ ", text.split(f"# {title}\n")[1], flags=re.MULTILINE)[0]
 
 
-def steady_of(path):
-    """Return the ratios of steady iteration times in platforms.csv or against.csv."""
-    return pd.read_csv(path).query("value == 'steady'")["estimate"].to_numpy()
+def steady_of(frame):
+    """Return the ratios of steady iteration times in a table of platforms or earlier results."""
+    return frame.query("value == 'steady'")["estimate"].to_numpy()
 
 
 # === Report =====================================================================================
@@ -204,30 +204,59 @@ def two_platforms(tmp_path_factory):
 
 def test_each_platform_has_a_chapter_and_platforms_are_compared(two_platforms, tmp_path, quick):
     text = report_of(two_platforms / "a", two_platforms / "b", "--out", tmp_path)
-    assert titles(text)[:3] == ["Linux, Fast, 2 cores", "WSL2, Fast, 2 cores", "Platforms"]
+    chapters = ["Linux, Fast, 2 cores", "WSL2, Fast, 2 cores", "Learning", "Platforms"]
+    assert titles(text)[:4] == chapters
     assert titles(text, 3).count("The answer") == 2
-    assert steady_of(tmp_path / "tables/platforms.csv") == pytest.approx([3, 3], rel=0.1)
+    assert steady_of(pd.read_csv(tmp_path / "tables/platforms.csv")) == pytest.approx(
+        [3, 3], rel=0.1
+    )
     text = report_of(two_platforms, "--baseline", "ppo_torch_compile", "--out", tmp_path)
     assert "| time / ppo_torch_compile time |" in text
     assert "| time / ppo_linen time |" not in text
 
 
-def test_against_finds_the_slower_result(tmp_path, quick):
+def test_returns_come_first_and_combine_the_seeds_of_two_machines(tmp_path, quick):
+    write_grid(tmp_path / "runs/a", ("linen jit",), ENVS[:1], repeats=3, machine="a")
+    for seed in (3, 4, 5):  # seed 3 ran on both machines
+        write_plain(tmp_path / "runs/b", seed=seed, machine="b")
+    write_plain(tmp_path / "runs/b", seed=6, status="diverged")
+    status, said, _ = run_command(
+        "report", tmp_path / "runs", "--returns", "--out", tmp_path / "out"
+    )
+    assert status == 0 and "with ppo_linen (5 seeds, " in said.splitlines()[2]
+    text = (tmp_path / "out/report.md").read_text()
+    assert titles(text)[0] == "Learning"
+    assert text.count("Learning curves") == 2  # the caption and the alt text of one figure
+    assert "1 run diverged (NaN or infinite losses or parameters) and left out" in text
+
+
+def against(new, old):
+    """Return the only block of the section that compares two folders of runs."""
+    [block] = report.against_section(load(new).runs, load(old).runs).blocks
+    return block
+
+
+def test_against_finds_the_slower_result(tmp_path):
     modes = ("linen jit",)
     write_grid(tmp_path / "old", modes, repeats=4)
     write_grid(tmp_path / "new", modes, repeats=4, slowdown=2.0, cores=64)  # on a different machine
-    out = tmp_path / "out"
-    text = report_of(tmp_path / "new", "--against", tmp_path / "old", "--out", out)
-    assert "slower" in section(text, "Comparison with the earlier results")
-    assert steady_of(out / "tables/against.csv") == pytest.approx(2, rel=0.1)
+    table = against(tmp_path / "new", tmp_path / "old")
+    assert set(table.cells["verdict"]) == {"slower"}
+    assert steady_of(table.frame) == pytest.approx(2, rel=0.1)
     # GPU runs are not compared with CPU runs on the same machine.
     write_grid(tmp_path / "new" / "gpu", modes, repeats=4, slowdown=0.1, device="H200")
     write_grid(tmp_path / "new" / "cpu", modes, repeats=4)
-    report_of(tmp_path / "new", "--against", tmp_path / "old", "--out", out)
-    assert steady_of(out / "tables/against.csv") == pytest.approx(1, rel=0.1)
+    table = against(tmp_path / "new", tmp_path / "old")
+    assert steady_of(table.frame) == pytest.approx(1, rel=0.1)
     write_grid(tmp_path / "other", modes, envs=("CartPole-v0",))
-    text = report_of(tmp_path / "new", "--against", tmp_path / "other", "--out", out)
-    assert "There are no runs with the same settings to compare." in text
+    nothing = Text("There are no runs with the same settings to compare.")
+    assert against(tmp_path / "new", tmp_path / "other") == nothing
+
+
+def test_the_report_compares_with_earlier_results(two_platforms, tmp_path, quick):
+    new, old = two_platforms / "b", two_platforms / "a"
+    text = report_of(new, "--against", old, "--out", tmp_path)
+    assert "slower" in section(text, "Comparison with the earlier results")
 
 
 def test_only_runs_ignores_all_other_runs(tmp_path, quick):

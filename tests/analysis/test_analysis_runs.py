@@ -196,7 +196,7 @@ def test_platforms_differ_by_gpu_driver_machine_and_wsl2(tmp_path):
     [
         ({"status": "running"}, {}, "it was killed, or is still running"),
         ({"status": "stopped"}, {}, "it was stopped before its end"),
-        ({"status": "diverged"}, {}, "its losses became NaN or infinite"),
+        ({"status": "diverged"}, {}, "diverged: NaN or infinite losses"),
         ({"args": {"num_envs": 0}}, {}, "not a run of this project: ZeroDivisionError"),
         ({"args": {"seed": 10**400}}, {}, "seed is "),
         ({"cores": "many"}, {}, "cores is 'many', not a number"),

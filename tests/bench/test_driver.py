@@ -1,5 +1,6 @@
 """Run benchmark.sh with mock training scripts, and a small grid of real scripts."""
 
+import io
 import json
 import os
 import random
@@ -37,7 +38,11 @@ from driving import (
 from sections import path_of
 
 import race
+from analysis.catalog import DIVERGED
 from analysis.runs import load
+from bench import plan
+from bench.arguments import parse_args
+from bench.run import report_failure
 
 NVIDIA_SMI = """#!/bin/sh
 echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-51b2d9a0-6f6b)'
@@ -92,6 +97,9 @@ def project(tmp_path):
         ("--scripts other/mine.py,mine.py", "have the same name"),
         ("--only never", "no command matches --only 'never'"),
         ("--only (", "--only: must be a regular expression, not '('"),
+        ("--envs Ant-v99 --scripts mine.py", "Gymnasium has no environment 'Ant-v99'"),
+        ("--preset mujoco --scripts continuous_torch", "so add --total-timesteps"),
+        ("mine other", "mine and other have different runs named CartPole-v1__default__linen__7it"),
         ("--gpus 0,GPU-51b2d9a0-6f6b", "'GPU-51b2d9a0-6f6b' is listed twice"),
         ("--runs-dir dangling --dry-run", "'dangling' is not"),
         ("--scripts equinox", "scripts.toml lists ppo_equinox, but ppo_equinox.py does not exist"),
@@ -102,6 +110,7 @@ def test_usage_errors_are_one_line(project, flags, word):
     (project / "other").mkdir()
     (project / "dangling").symlink_to("nowhere/runs")
     add_grid(project, f"{LINEN}iterations = 7")
+    add_grid(project, f"{LINEN}iterations = 7\nsteps = 5", "other")
     for name in ("mine.py", "other/mine.py", "other/ppo_linen.py"):
         (project / name).touch()
     driver = bench(project, *shlex.split(flags))
@@ -150,14 +159,7 @@ def test_errors_in_a_grid_are_one_line(project, text, sentence):
     ("name", "text", "sentence"),
     [
         ("scripts.toml", None, "scripts.toml cannot be read: No such file or directory"),
-        ("scripts.toml", "linen = ", "scripts.toml is not valid TOML: Invalid value (at end"),
         ("scripts.toml", "linen = 1", "scripts.toml, linen must be a table, not 1"),
-        (
-            "scripts.toml",
-            "linen = { algorithm = 'ppo' }",
-            "scripts.toml, linen: folder must be text",
-        ),
-        ("scripts.toml", "", "scripts.toml has no scripts"),
         (
             "analysis/sizes.toml",
             "small = 64",
@@ -257,55 +259,68 @@ def test_failures_are_recorded_and_the_grid_continues(project):
     (project / "runs").mkdir()
     (project / "runs/benchmark.jsonl").write_text('"half a li')  # cut off by a full disk
     plans = {"torch__": "crash", "torch_compile": "hang", "linen": "killed", "nnx__": "silent"}
+    plans |= {"nnx_cached": "diverged"}
     flags = ["--timeout", "2", "--repeats", "1", "--seed", "7", "--gpus", "0,1", "--no-report"]
     driver = bench(project, *flags, "--notes", "@first=\n5", **plans)
     assert (driver.returncode, driver.stderr) == (1, "")
     assert len(started(project)) == 5  # one GPU does not repeat a run that failed on the other
     assert not processes_in(project)  # not even a child in another session
     grid, *events = map(json.loads, log_of(project)[1:])
-    assert (grid["event"], grid["study"], grid["runs"], grid["repeats"]) == ("grid", "quick", 5, 1)
+    assert (grid["event"], grid["study"], grid["runs"]) == ("grid", "quick", 5)
     assert (grid["order_seed"], grid["notes"]) == (7, "@first=\n5")
     starts = [x for x in events if x["event"] == "start"]
     assert all(x["run"] == x["command"].split()[-1] and len(x["load"]) == 3 for x in starts)
     ends = {x["run"].split("__")[2]: x for x in events if x["event"] == "end"}
-    assert {name: (x["completed"], x["exit_status"]) for name, x in ends.items()} == {
-        "torch": ("no", 1),
-        "torch_compile": ("no", 124),
-        "linen": ("no", 137),
-        "nnx": ("no", 0),
-        "nnx_cached": ("yes", 0),
-    }
+    statuses = {"torch": 1, "torch_compile": 124, "linen": 137, "nnx": 0, "nnx_cached": 1}
+    assert {name: x["exit_status"] for name, x in ends.items()} == statuses
+    assert {x["completed"] for x in ends.values()} == {"no"}
+    assert f"nnx_cached__25it__seed1: {DIVERGED}\n" in driver.stdout
     assert "RuntimeError: shapes do not match \N{SNOWMAN}" in ends["torch"]["tail"]
-    assert "Runs not complete: 4 of 5:" in driver.stdout
+    assert "Runs not complete: 5 of 5:" in driver.stdout
     again = driver.stdout.splitlines()[-1]
     assert again.startswith(
         f"To run them again: ./benchmark.sh {' '.join(flags)} --notes '@first='$'"
     )
     succeed(project, *flags)
-    assert len(started(project)) == 9
+    assert len(started(project)) == 10
 
 
-def test_a_study_runs_its_begin_and_end_commands(project):
+def test_a_run_that_ignores_the_timeout_is_not_reported_as_out_of_memory(project, tmp_path):
+    """timeout sends SIGKILL, as the kernel does if the memory is full."""
+    args = parse_args(["--scripts", "linen", "--timeout", "1"])
+    [run] = plan.expand([plan.custom_grid(args)], args)
+    run.runs_dir = str(tmp_path / "runs")
+    run.state.mkdir(parents=True)
+    for seconds, reason in ((11, "not finished after 1 s"), (0, "killed after 0 s, probably")):
+        event = {"exit_status": 137, "seconds": seconds}
+        report_failure(run, event, io.BytesIO())
+        assert run.failed.read_text().startswith(reason)
+
+
+def test_studies_run_their_begin_and_end_commands(project):
     """benchmark.sh prints the expected duration of the runs first."""
     add_grid(project, f"begin = 'begin.py'\nend = 'end.py RUNS/x RUNS'{LINEN}seconds = 7201")
+    add_grid(project, f"end = 'end.py'{LINEN}label = 'b'", "other")
     (project / "begin.py").write_text("import sys\nsys.exit('not today')")
-    driver = bench(project, "mine")
+    driver = bench(project, "mine", "other")
     assert (driver.returncode, driver.stderr, started(project)) == (2, "not today\n", [])
     (project / "begin.py").write_text("")
     (project / "end.py").write_text("import sys\nprint(sys.argv)\nsys.exit(1)")
     (project / "analysis/__main__.py").write_text("raise SystemExit(1)")
-    first, _, *said = succeed(project, "mine", "--runs-dir", "my & runs").splitlines()
-    assert first.startswith("This takes about 2 hours on two idle cores: 1 runs.")
-    assert said == [
-        "Runs complete: 1 of 1, in my & runs.",
+    first, *said = succeed(project, "mine", "other", "--runs-dir", "my & runs").splitlines()
+    assert first.startswith("This takes about 2 hours on two idle cores: 2 runs.")
+    assert said[2:] == [
+        "Runs complete: 2 of 2, in my & runs.",
         "['end.py', 'my & runs/x', 'my & runs']",
         "This command failed: python end.py 'my & runs/x' 'my & runs'",
+        "['end.py']",
+        "This command failed: python end.py",
         "Could not write the report; the runs are in my & runs.",
     ]
 
 
 def test_a_long_run_resumes_from_its_checkpoint(project):
-    """A run without --save-every starts over, so its durations come from a single process."""
+    """Other runs start over, so their durations come from a single process, without saving."""
     linen = LINEN.replace("CartPole-v1", "@minatar")
     saving = "flags = { save-every = 20 }"
     grid = f"{linen}iterations = 20{linen}iterations = 100\n{saving}{linen}iterations = 7\n{saving}"
@@ -321,6 +336,7 @@ def test_a_long_run_resumes_from_its_checkpoint(project):
     assert [info_of(project, x)["first"] for x in (short, long, last)] == [0, 8, 0]
     text = "".join(log_of(project))
     assert text.count(f'ppo_linen.py --resume runs/{long}"') == text.count("--resume") == 1
+    assert text.count("--save-every 1000000000") == 1  # only of the short run
     kept = sorted(x.name for x in (project / "runs/.benchmark/partial").iterdir())
     assert [x.rpartition(".")[0] for x in kept] == sorted((short, last))
 

@@ -13,9 +13,9 @@ from driving import bench, environment, names_of, succeed
 from sections import ROWS, path_of
 
 from analysis.catalog import SIZES
+from bench import plan
+from bench.arguments import parse_args
 from studies.doors import run as doors_run
-
-PROMISED = {"quick": 15, "throughput": 108, "phases": 96 + 24}
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +33,31 @@ def cell_of(name):
 
 
 def test_help_states_the_number_of_runs_of_each_study(env):
-    """The help shows the first line of each grid.toml, which states the number of runs."""
-    every = succeed(ROOT, "--help-all", env=env)
-    assert every.startswith(succeed(ROOT, "--help", env=env))
-    said = re.findall(r"^  (\w+) .*: (\d+) runs, ", every, re.MULTILINE)
+    """The help shows the first line of each grid.toml, and needs no packages."""
+    words = [sys.executable, "-S", "-m", "bench.arguments", "--help"]
+    text = subprocess.check_output(words, cwd=ROOT, text=True)
+    assert text == succeed(ROOT, "--help", env=env)
+    said = re.findall(r"^  (\w+) .*: (\d+) runs, ", text, re.MULTILINE)
     assert len(said) == len(list(ROOT.glob("studies/*/grid.toml")))
-    assert PROMISED.items() <= {name: int(runs) for name, runs in said}.items()
     for name, runs in said:
-        flags = (name, "--runs-dir", env["TMPDIR"], "--count")
-        assert succeed(ROOT, *flags, env=env).split()[0] == runs
+        args = parse_args([name])
+        assert len(plan.expand([plan.read_study(name, args)], args)) == int(runs)
+
+
+def test_several_studies_run_one_after_the_other(env):
+    names = names_of(ROOT, "throughput", "phases", env=env)
+    both = names_of(ROOT, "throughput", env=env), names_of(ROOT, "phases", env=env)
+    assert names == [*both[0], *both[1]] and len(names) == 228
+
+
+def test_a_preset_keeps_its_network_and_length_and_any_gymnasium_id_is_accepted(env):
+    flags = "--scripts continuous_torch_gymnasium --envs Ant-v5,ALE/Pong-v5,my_module:MyEnv-v0"
+    flags += " --preset mujoco --total-timesteps 1000000 --repeats 2 --returns --list"
+    lines = succeed(ROOT, *flags.split(), env=env).splitlines()
+    script = "more/ppo_continuous_torch_gymnasium.py mujoco --env-id"
+    [ant] = [x for x in lines if f"{script} Ant-v5 --seed 2 --total-timesteps 1000000 " in x]
+    assert ant.split()[-1].startswith("Ant-v5__mujoco__default__") and "--save-every" not in ant
+    assert len(lines) == 6 and sum("ALE.Pong-v5__mujoco__" in x for x in lines) == 2
 
 
 def test_the_estimated_time_scales_with_the_iterations(env):

@@ -55,6 +55,9 @@ if plan == "hang":
     time.sleep(1000)
 if plan.startswith("0."):
     time.sleep(float(plan))
+if plan == "diverged":
+    write_info("diverged")
+    sys.exit("Diverged: NaN or infinite losses in iteration 7.")
 if plan != "silent":
     write_info("completed")
 trace("end")

@@ -1,8 +1,8 @@
 """Stand-in for a training script with ten iterations, and for evaluate.py.
 
-It writes the same files, handles SIGTERM, and supports --resume. The returns of its episodes are a
-function of the settings. The environment variable MISBEHAVE is a JSON object that maps part of a
-run name to a kind of failure. Each event adds a line to the file that the variable TRACE names.
+It writes the same files, and handles SIGTERM. The returns of its episodes are a function of the
+settings. The environment variable MISBEHAVE is a JSON object that maps part of a run name to a kind
+of failure. Each event adds a line to the file that the variable TRACE names.
 """
 
 import argparse
@@ -87,22 +87,20 @@ def luck(seed: int) -> float:
 
 
 def train(args: Args) -> None:
-    first = 0
     signals = []
-    folder = Path(args.resume or Path(args.runs_dir, args.run_name))
-    if args.resume:
-        args = Args(**json.loads((folder / "run.json").read_text())["args"])
-        first = int((folder / "checkpoint.msgpack").read_text())
+    folder = Path(args.runs_dir, args.run_name)
     plans = json.loads(os.environ["MISBEHAVE"])
     plan = next((plan for part, plan in plans.items() if part in folder.name), "")
-    folder.mkdir(parents=True, exist_ok=bool(first))
+    folder.mkdir(parents=True)
     signal.signal(signal.SIGTERM, lambda x, _: signals.append(x))
-    trace(folder, "start", first=first, settings=asdict(args))
+    trace(folder, "start", settings=asdict(args))
     write_info(folder, "running", args)
     if plan == "refused":
         print("--env-id: a package is missing", file=sys.stderr)
         sys.exit(2)
-    for iteration in range(first, ITERATIONS):
+    if plan == "early":
+        sys.exit(0)
+    for iteration in range(ITERATIONS):
         time.sleep(args.seconds / ITERATIONS)
         value = recent(asdict(args)) + luck(args.seed)
         row = {"charts/episodic_return": value, "charts/episodes": 100.0}
@@ -115,14 +113,16 @@ def train(args: Args) -> None:
             error = RuntimeError("shapes do\tnot match \N{SNOWMAN} \x1b[31m")
             error.add_note(f"{'-' * 20}\nFor simplicity, JAX has removed its internal frames")
             raise error
+        if iteration == 4 and plan == "diverged":
+            write_info(folder, "diverged", args)
+            sys.exit("Diverged in iteration 5: NaN or infinite losses.")
         if iteration == 4 and plan == "hang":
             while not signals:
                 time.sleep(0.01)
-        if signals or iteration == ITERATIONS - 1:
-            (folder / "checkpoint.msgpack").write_text(str(iteration + 1))
-        if signals and iteration < ITERATIONS - 1:
+        (folder / "checkpoint.msgpack").write_text(str(iteration + 1))
+        if signals:
             write_info(folder, "stopped", args)
-            trace(folder, "stop", done=iteration + 1)
+            trace(folder, "stop")
             sys.exit(128 + signals[0])
     write_info(folder, "completed", args)
     trace(folder, "end")
@@ -143,11 +143,9 @@ def evaluate() -> None:
         assert (folder / "checkpoint.msgpack").exists()
         args = json.loads((folder / "run.json").read_text())["args"]
         value = greedy(args, args["seed"], eval_seed)
-        if "diverged" in os.environ["MISBEHAVE"]:
+        if "nan" in os.environ["MISBEHAVE"]:
             value = math.nan
-        found: dict[str, Any] = {"actions": "greedy", "epsilon": 0.0, "max_steps": 10_000}
-        found |= {"episodes": episodes, "seed": eval_seed, "return": {"mean": value}}
-        (folder / "evaluation.json").write_text(json.dumps(found))
+        (folder / "evaluation.json").write_text(json.dumps({"return": {"mean": value}}))
         trace(folder, "evaluate", seed=eval_seed, episodes=episodes)
 
 

@@ -114,3 +114,30 @@ expect "runs that look complete" "$(find "$runs" -name run.json | wc -l)" 0
 grep -c "Completed runs are kept" "$folder/stopped.out"
 submit
 expect "complete runs after the same submission again" "$(find "$runs" -name run.json | wc -l)" 1
+
+# The first job script in docs/devices.md, queued again while it trains, and after SIGTERM.
+mkdir -p "$folder/job/runs"
+ln -s "$VENV" "$folder/job/.venv"
+ln -s "$PWD/ppo_linen.py" "$folder/job"
+sed '1,/^## On Slurm/d' docs/devices.md | awk '/^```/ { n++; next } n == 1 && !/gpus/' |
+  sed 's/--cpus-per-task=4/--cpus-per-task=1/' >"$folder/job/job.sh"
+job=$(sbatch --parsable --array=3 --requeue --chdir="$folder/job" --output=job.out \
+  "$folder/job/job.sh" --total-timesteps 81920000)_3
+show() { # PROGRAM: run it for each run.json of the job, as info
+  for file in "$folder"/job/runs/*/run.json; do python -c "
+import json, sys
+info = json.load(sys.stdin)
+$1" <"$file"; done
+}
+resumes() { show 'print(sum(iteration > 0 for iteration in info["resumed"]))'; }
+status() { show 'print(info["status"])'; }
+trained() { find "$folder/job/runs" -name metrics.jsonl -size +0 | wc -l; }
+wait_for "job scripts that train" 1 trained
+scontrol requeue "$job"
+wait_for "times that the run was resumed after a requeue" 1 resumes
+sleep 5 # until the script handles signals
+scancel --signal=TERM "$job"
+wait_for "status after SIGTERM" stopped status
+scontrol requeue "$job"
+wait_for "times that it was resumed after the next requeue" 2 resumes
+scancel "$job"

@@ -1,0 +1,203 @@
+"""The command line of benchmark.sh: python -m bench.arguments --help
+
+This module imports only the standard library, so that --help works before anything is installed.
+"""
+
+import argparse
+import os
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def fail(reason: str) -> NoReturn:
+    text = reason.replace("\n", "\\n")
+    print(f"benchmark.sh: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+try:
+    from analysis import catalog
+except ValueError as error:  # a CatalogError, whose class may not be imported yet
+    fail(str(error))
+
+DEFAULT_SCRIPTS = ["torch", "torch_compile", "linen", "nnx", "nnx_cached"]
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        fail(message.removeprefix("argument "))
+
+
+# === Types of flags =============================================================================
+def positive(text: str) -> int:
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"must be a positive integer, not '{text}'")
+    return int(text)
+
+
+def items(text: str) -> list[str]:
+    if os.path.isfile(text):  # False for text that is too long to be a path
+        return [text]  # do not split the path of a script, which may contain spaces
+    words = text.replace(",", " ").split()
+    if not words:
+        raise argparse.ArgumentTypeError(f"must name one or more, not '{text}'")
+    return words
+
+
+def gpus(text: str) -> list[str]:
+    return text.split(",")
+
+
+def name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_]+", text):
+        raise argparse.ArgumentTypeError(f"must be a name, not '{text}'")
+    return text
+
+
+def expression(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError):
+        raise argparse.ArgumentTypeError(f"must be a regular expression, not '{text}'") from None
+
+
+def folder(text: str) -> Path:
+    if not text or text.startswith("-"):
+        raise argparse.ArgumentTypeError(f"must name a folder, not '{text}'")
+    path = Path(text)
+    return path if Path.cwd() == ROOT else path.absolute()
+
+
+# === Parser =====================================================================================
+def make_parser() -> Parser:
+    parser = Parser(
+        usage="./benchmark.sh [STUDY ...] [flags]",
+        description=(
+            "Run training scripts, each in a new process, and report their durations and returns.\n"
+            "If it is stopped or killed, run the same command again to continue."
+        ),
+        epilog=f"{sizes_text()}\n\n{scripts_text()}\n\n{studies_text()}\n\n{STATUS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "studies", nargs="*", metavar="STUDY", help="studies to run, in this order; default quick"
+    )
+
+    group = parser.add_argument_group("choose the runs yourself, instead of a study")
+    add = group.add_argument
+    add("--scripts", type=items, metavar="LIST", help=f"default {','.join(DEFAULT_SCRIPTS)}")
+    environments = "default CartPole-v1, or Pendulum-v1 for continuous actions"
+    add("--envs", type=items, metavar="LIST", help=f"{environments}; or my_module:MyEnv")
+    networks = "network sizes; default small, or default (as in the script)"
+    add("--sizes", type=items, metavar="LIST", help=f"{networks} with --preset or --returns")
+    add("--preset", type=name, metavar="NAME", help="preset of the scripts, such as mujoco")
+    steps = "environment steps per run, instead of --iterations"
+    add("--total-timesteps", type=positive, metavar="N", help=steps)
+    returns = "begin the report with returns, and resume interrupted runs"
+    add("--returns", action="store_true", help=returns)
+    phases = "time rollout and update separately, by waiting for the device after each rollout"
+    add("--phases", action="store_true", help=phases)
+    devices = "train on N devices; only for linen_sharded and torch_ddp"
+    add("--devices", type=positive, metavar="N", help=devices)
+
+    add = parser.add_argument_group("change the list of runs").add_argument
+    iterations = "iterations per run; default 100, or as in the study"
+    add("--iterations", type=positive, metavar="N", help=iterations)
+    repeats = "repeat each run with N seeds; default 1, or as in the study"
+    add("--repeats", type=positive, metavar="N", help=repeats)
+    only = "only the runs whose commands match"
+    add("--only", type=expression, metavar="REGEX", default=re.compile(""), help=only)
+    add("--from", type=positive, metavar="I", default=1, dest="first", help="first line of --list")
+    add("--to", type=positive, metavar="I", help="last line of --list")
+    order = "seed of the random order within a block (environment, size); default 1"
+    add("--seed", type=positive, metavar="N", default=1, help=order)
+
+    add = parser.add_argument_group("print the runs, and run nothing").add_argument
+    add("--list", action="store_true", help="print the commands")
+    add("--count", action="store_true", help="print the number of commands")
+    missing = "print the missing runs and how long they will take"
+    add("--dry-run", action="store_true", help=missing)
+
+    add = parser.add_argument_group("how to run them").add_argument
+    runs = "folder for the runs, default runs; complete runs are not repeated"
+    add("--runs-dir", type=folder, metavar="DIR", default=folder("runs"), help=runs)
+    timeout = "end a run after S seconds; default 86400, a day"
+    add("--timeout", type=positive, metavar="S", default=86400, help=timeout)
+    among = "distribute the runs over these GPUs, one run at a time on each"
+    add("--gpus", type=gpus, metavar="LIST", default=[], help=f"{among}, as named by nvidia-smi")
+    track = "also log to Weights & Biases, offline unless a server accepts your key"
+    add("--track", action="store_true", help=track)
+    notes = "stored in benchmark.jsonl, and with each run in W&B"
+    add("--notes", metavar="TEXT", default="", help=notes)
+    report = "skip the report and the end command of the study"
+    add("--no-report", action="store_true", help=report)
+    return parser
+
+
+STATUS = "Exit status: 0 if all runs are complete, 1 if some are not, 2 for wrong usage."
+
+
+def sizes_text() -> str:
+    sizes = [f"{size} ({', '.join(map(str, units))})" for size, units in catalog.SIZES.items()]
+    return "\n  ".join(["Network sizes, with the units of each hidden layer:", *sizes])
+
+
+def scripts_text() -> str:
+    """Return the short names of all scripts, grouped by their environment steps per iteration."""
+    groups: dict[int, list[str]] = {}
+    for script, row in catalog.SCRIPTS.items():
+        groups.setdefault(row["steps"], []).append(script.removeprefix("ppo_"))
+    lines = ["Scripts, by environment steps per iteration; or path/to/mine.py:"]
+    for steps, names in groups.items():
+        start = f"  {steps:<7,}"
+        lines.append(
+            textwrap.fill(" ".join(names), 90, initial_indent=start, subsequent_indent=" " * 9)
+        )
+    return "\n".join([*lines, "  torch-none, linen-none, nnx-none, equinox-none: without jax.jit"])
+
+
+def studies_text() -> str:
+    """Return the names of the studies and the first line of each grid.toml, which describes it."""
+    lines = ["Studies, and how long they take on two idle cores; studies/NAME/grid.toml:"]
+    for path in sorted((ROOT / "studies").glob("*/grid.toml")):
+        with open(path, encoding="utf-8") as file:
+            text = file.readline().removeprefix("#").strip()
+        lines.append(f"  {path.parent.name:<11} {text}")
+    return "\n".join(lines)
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    args = make_parser().parse_args(words)
+    names = (
+        "scripts",
+        "envs",
+        "sizes",
+        "preset",
+        "total_timesteps",
+        "returns",
+        "phases",
+        "devices",
+    )
+    custom = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
+    if custom and args.studies:
+        study = args.studies[0]
+        fail(f"{custom[0]} cannot be combined with a study: omit '{study}', or use --only")
+    if args.devices and args.gpus:
+        fail("--devices uses the GPUs in CUDA_VISIBLE_DEVICES, so omit --gpus.")
+    if args.total_timesteps and args.iterations:
+        fail("--total-timesteps sets the number of iterations, so omit --iterations")
+    if args.preset and not args.total_timesteps:
+        fail("--preset changes the steps per iteration, so add --total-timesteps")
+    args.is_custom = bool(custom)
+    args.studies = list(dict.fromkeys(args.studies)) or ["quick"]
+    return args
+
+
+if __name__ == "__main__":
+    parse_args(sys.argv[1:])
