@@ -14,7 +14,7 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with jax.jit, so an iteration takes two calls.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_nnx.py to see what Flax NNX changes, or with ppo_torch.py for PyTorch.
+Compare with ppo_nnx_tree.py to see what Flax NNX changes, or with ppo_torch.py for PyTorch.
 """
 
 import argparse

@@ -14,7 +14,8 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with nnx.jit. nnx.cached_partial splits the objects only once.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_nnx.py to see what caching changes, or with ppo_nnx_tree.py for tree mode.
+Copy this file if your objects share submodules or variables; otherwise, copy ppo_nnx_tree.py.
+Compare with ppo_nnx.py to see what caching changes.
 """
 
 import argparse

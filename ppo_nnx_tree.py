@@ -14,7 +14,8 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with nnx.jit_partial, which flattens the objects only once.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_linen.py to see what Flax NNX changes, or with ppo_nnx.py for graph mode.
+To start a project with NNX, copy this file. Compare with ppo_linen.py to see what NNX changes, or
+with ppo_nnx.py for graph mode, in which objects can share submodules and variables.
 """
 
 import argparse

@@ -88,8 +88,6 @@ class Args:
         for name in ("num_agents", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
-        if self.seed + self.num_agents > 2**32:
-            raise ValueError("--seed plus --num-agents must be at most 2**32")
         if not self.max_grad_norm > 0:
             raise ValueError("--max-grad-norm must be positive")
         self.batch_size = self.num_envs * self.num_steps
@@ -107,7 +105,10 @@ class Args:
 
 def parse_args() -> Args:
     """Parse the command line. With --resume, the run's arguments are the defaults."""
-    return tyro.cli(Args, default=args_to_resume() or Args())
+    args = tyro.cli(Args, default=args_to_resume() or Args())
+    if args.seed + args.num_agents > 2**32:  # Args also holds the arguments of a single agent
+        fail("--seed plus --num-agents must be at most 2**32")
+    return args
 
 
 # === Environment ================================================================================

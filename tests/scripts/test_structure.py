@@ -78,6 +78,13 @@ def test_a_resumed_run_starts_different_episodes(name):
     assert "env.reset(iteration)" in sections(read(name))["Training"]
 
 
+@pytest.mark.parametrize("name", [x for x in ROWS if x.endswith("_gymnasium")])
+def test_a_run_is_complete_before_its_environments_are_closed(name):
+    """Closing them can fail, for example if a simulator has ended."""
+    lines = "    try:\n        log.close()\n    finally:\n        env.envs.close()\n"
+    assert lines in sections(read(name))["Training"]
+
+
 def test_shared_sections_are_identical():
     """To give a script a different section, exclude it with but() in tools/sections.py."""
     assert not differences(), "python -m tools.sections shows where; see CONTRIBUTING.md, step 5"
@@ -111,6 +118,8 @@ def having(wanted, *words):
         ("image_size_of", having("image_size_of")),
         ("check_image_size", having("check_image_size")),
         ("shuffle", having("shuffle")),
+        ("episode_statistics", but(scripts("ppo", "linen"), "ppo_cnn_linen_gymnasium")),
+        ("QuietLog", ("ppo_linen_sharded", "ppo_nnx_sharded")),
         ("to_bounds", having("to_bounds")),
     ],
 )
@@ -122,47 +131,50 @@ def test_functions_are_identical_in_all_scripts(wanted, names):
 @pytest.mark.parametrize(
     ("first", "second", "budget"),
     [
-        ("ppo_linen", "ppo_nnx", 108),
-        ("ppo_nnx", "ppo_nnx_cached", 17),
-        ("ppo_nnx", "ppo_nnx_tree", 34),
-        ("ppo_linen", "ppo_equinox", 127),
-        ("ppo_torch", "ppo_torch_compile", 168),
+        ("ppo_linen", "ppo_nnx", 111),
+        ("ppo_linen", "ppo_nnx_tree", 109),
+        ("ppo_nnx", "ppo_nnx_cached", 19),
+        ("ppo_nnx", "ppo_nnx_tree", 36),
+        ("ppo_linen", "ppo_equinox", 129),
+        ("ppo_torch", "ppo_torch_compile", 166),
         ("dqn_torch", "dqn_torch_compile", 122),
-        ("ppo_linen", "ppo_torch", 416),
-        ("ppo_linen", "ppo_linen_vmap", 131),
-        ("ppo_nnx", "ppo_nnx_vmap", 133),
-        ("ppo_torch_compile", "ppo_torch_vmap", 275),
+        ("ppo_linen", "ppo_torch", 419),
+        ("ppo_linen", "ppo_linen_vmap", 133),
+        ("ppo_nnx_tree", "ppo_nnx_vmap", 135),
+        ("ppo_torch_compile", "ppo_torch_vmap", 280),
         ("ppo_linen", "ppo_linen_sharded", 142),
-        ("ppo_torch", "ppo_torch_ddp", 194),
-        ("ppo_linen", "ppo_linen_gymnasium", 299),
-        ("ppo_torch", "ppo_torch_gymnasium", 316),
-        ("ppo_linen_gymnasium", "ppo_nnx_gymnasium", 112),
-        ("ppo_linen_gymnasium", "ppo_torch_gymnasium", 351),
-        ("ppo_linen", "ppo_rnn_linen", 210),
-        ("ppo_rnn_linen", "ppo_rnn_nnx", 127),
-        ("ppo_rnn_linen", "ppo_rnn_equinox", 148),
-        ("ppo_torch", "ppo_rnn_torch", 213),
+        ("ppo_linen_sharded", "ppo_nnx_sharded", 191),
+        ("ppo_nnx_tree", "ppo_nnx_sharded", 146),
+        ("ppo_torch", "ppo_torch_ddp", 192),
+        ("ppo_linen", "ppo_linen_gymnasium", 250),
+        ("ppo_torch", "ppo_torch_gymnasium", 278),
+        ("ppo_linen_gymnasium", "ppo_torch_gymnasium", 355),
+        ("ppo_linen", "ppo_rnn_linen", 209),
+        ("ppo_rnn_linen", "ppo_rnn_nnx", 130),
+        ("ppo_rnn_linen", "ppo_rnn_equinox", 150),
+        ("ppo_torch", "ppo_rnn_torch", 212),
         ("ppo_linen", "ppo_continuous_linen", 233),
         ("ppo_torch", "ppo_continuous_torch", 234),
-        ("ppo_continuous_linen", "ppo_continuous_nnx", 106),
-        ("ppo_continuous_linen", "ppo_continuous_equinox", 139),
-        ("ppo_continuous_linen", "ppo_continuous_torch", 479),
+        ("ppo_continuous_linen", "ppo_continuous_nnx", 107),
+        ("ppo_continuous_linen", "ppo_continuous_equinox", 141),
+        ("ppo_continuous_linen", "ppo_continuous_torch", 482),
         ("ppo_linen_gymnasium", "ppo_continuous_linen_gymnasium", 262),
         ("ppo_torch_gymnasium", "ppo_continuous_torch_gymnasium", 247),
-        ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 330),
-        ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 355),
+        ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 281),
+        ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 307),
+        ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 438),
+        ("ppo_continuous_torch_gymnasium", "ppo_continuous_torch_compile_gymnasium", 167),
+        ("ppo_linen_gymnasium", "ppo_cnn_linen_gymnasium", 389),
+        ("ppo_torch_gymnasium", "ppo_cnn_torch_gymnasium", 335),
+        ("ppo_cnn_linen_gymnasium", "ppo_cnn_torch_gymnasium", 473),
+        ("ppo_cnn_torch_gymnasium", "ppo_cnn_torch_compile_gymnasium", 169),
+        ("dqn_linen", "dqn_torch", 529),
+        ("dqn_linen", "sac_linen", 444),
+        ("sac_linen", "sac_linen_gymnasium", 481),
+        ("sac_linen", "sac_torch", 571),
+        ("ppo_linen_gymnasium", "ppo_nnx_gymnasium", 112),
         ("ppo_continuous_linen_gymnasium", "ppo_continuous_nnx_gymnasium", 118),
-        ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 434),
-        ("ppo_continuous_torch_gymnasium", "ppo_continuous_torch_compile_gymnasium", 169),
-        ("ppo_linen_gymnasium", "ppo_cnn_linen_gymnasium", 399),
-        ("ppo_torch_gymnasium", "ppo_cnn_torch_gymnasium", 345),
         ("ppo_cnn_linen_gymnasium", "ppo_cnn_nnx_gymnasium", 142),
-        ("ppo_cnn_linen_gymnasium", "ppo_cnn_torch_gymnasium", 469),
-        ("ppo_cnn_torch_gymnasium", "ppo_cnn_torch_compile_gymnasium", 171),
-        ("dqn_linen", "dqn_torch", 522),
-        ("dqn_linen", "sac_linen", 455),
-        ("sac_linen", "sac_linen_gymnasium", 520),
-        ("sac_linen", "sac_torch", 562),
     ],
 )
 def test_diff_budgets(first, second, budget):
