@@ -675,7 +675,7 @@ def add_to_output(folder, change):
         path.write_bytes(msgpack_serialize(checkpoint))
 
 
-def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch, capsys):
+def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch):
     """In Gymnasium, resuming starts new episodes, so all episodes must be identical."""
     name, whole = known_run.name, known_run.folder
     op_by_op(monkeypatch, importlib.import_module(name))  # as in known_run
@@ -685,7 +685,6 @@ def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch, capsy
         whole = run.folder
         folder = rewind(run, tmp_path / "killed alike")
     assert main(name, "--resume", folder) == 0
-    assert ("Starting new episodes" in capsys.readouterr().out) == ("gymnasium" in name)
     assert metrics(folder) == metrics(whole)
     assert_same_checkpoints(folder, whole)
 
