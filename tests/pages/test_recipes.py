@@ -115,7 +115,8 @@ def with_convolution(text, name):
     """Add a convolution to the Agent class in the text of a script, as docs/extend.md explains."""
     framework = ROWS[name]["framework"]
     if name in DQN_SCRIPTS:
-        return edited(text, blocks("extend", NETWORK, "diff")[framework == "torch"])
+        place = ("linen", "nnx", "torch").index(framework)
+        return edited(text, blocks("extend", NETWORK, "diff")[place])
     *classes, encode, gaussian, _ = blocks("extend", NETWORK, "python")
     code = dict(zip(("linen", "nnx", "equinox", "torch"), classes, strict=True))[framework]
     if name in RNN_SCRIPTS:
