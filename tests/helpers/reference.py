@@ -151,7 +151,6 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
     metrics |= episode_statistics(storage)
     metrics["charts/learning_rate"] = args.learning_rate  # the rate of the first optimizer step
     metrics["losses/explained_variance"] = 1 - advantage.var() / (advantage + value).var()
-    metrics["charts/param_norm"] = np.linalg.norm(flatten(weights))
     return weights, metrics
 
 

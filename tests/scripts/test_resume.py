@@ -11,6 +11,7 @@ import math
 import os
 import pickle
 import random
+import re
 import resource
 import shutil
 import signal
@@ -246,7 +247,7 @@ def test_a_run_that_diverges_ends_with_status_1(start, tmp_path):
     folder = tmp_path / "runs/run"
     done = info(folder)["iteration"]
     assert (process.returncode, info(folder)["status"]) == (1, "diverged")
-    assert f"in iteration {done + 1}:" in errors and errors.endswith(f"runs/run: {done}\n")
+    assert re.findall(r"iteration (\d+)", errors) == [str(done + 1), str(done)]
     assert len(rows(folder)) == done + 1
     for text in ((folder / "metrics.jsonl").read_text(), (folder / "run.json").read_text()):
         assert "NaN" not in text and "Infinity" not in text
@@ -372,7 +373,7 @@ def test_only_three_arguments_can_change_when_a_run_resumes(tmp_path, capsys):
             refused.add(name)
             errors = capsys.readouterr().err
             assert stopped.code == 2 and errors.count("\n") == 1
-            assert name in errors and repr(value) in errors
+            assert f"--{name.replace('_', '-')}, " in errors and repr(value) in errors
     assert arguments.keys() - refused == {"total_timesteps", "save_every", "track"}
 
 

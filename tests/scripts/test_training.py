@@ -169,7 +169,7 @@ def test_the_three_nnx_scripts_give_the_same_numbers(whole_run):
     assert all(other == first for other in others)
 
 
-# === Messages ===================================================================================
+=======
 @pytest.mark.parametrize("name", [x for x in scripts("ppo", "nnx") if x.endswith("_gymnasium")])
 def test_nnx_gives_the_same_numbers_as_linen(name, whole_run, tmp_path, monkeypatch):
     """The scripts initialize weights with different keys, so copy those of Linen."""
@@ -189,6 +189,7 @@ def test_nnx_gives_the_same_numbers_as_linen(name, whole_run, tmp_path, monkeypa
     assert metrics(folder) == metrics(whole_run(other).folder)
 
 
+# === Messages ===================================================================================
 def test_statistics_are_null_without_finished_episodes(tmp_path, monkeypatch):
     """No episode of CartPole ends in the first two steps."""
     monkeypatch.setenv("RUN_INFO", '{"gpu_driver": "580.1", "cores": 7}')  # as benchmark.sh does
