@@ -169,7 +169,6 @@ def test_the_three_nnx_scripts_give_the_same_numbers(whole_run):
     assert all(other == first for other in others)
 
 
-=======
 @pytest.mark.parametrize("name", [x for x in scripts("ppo", "nnx") if x.endswith("_gymnasium")])
 def test_nnx_gives_the_same_numbers_as_linen(name, whole_run, tmp_path, monkeypatch):
     """The scripts initialize weights with different keys, so copy those of Linen."""
