@@ -23,6 +23,7 @@ from copy import copy
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,9 +179,9 @@ def test_a_script_needs_nothing_that_exists_only_on_unix(name, start, tmp_path):
 def run_log(folder, iterations, **flags):
     """Return a new RunLog of ppo_torch for a run in a folder."""
     script = importlib.import_module("ppo_torch")
-    sizes = {"num_envs": 4, "num_steps": 32, "num_minibatches": 2}
-    given = sizes | {"total_timesteps": BATCH * iterations, "runs_dir": str(folder)} | flags
-    return script.RunLog(script.Args(**given), 0, [])
+    args: dict[str, Any] = {"num_envs": 4, "num_steps": 32, "num_minibatches": 2}
+    args |= {"total_timesteps": BATCH * iterations, "runs_dir": str(folder)} | flags
+    return script.RunLog(script.Args(**args), 0, [])
 
 
 @pytest.mark.parametrize(
