@@ -873,7 +873,7 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
     assert capsys.readouterr().out == message
 
 
-@pytest.mark.parametrize("name", but(stand_ins("Replay", SAC_SCRIPTS), "sac_linen"))
+@pytest.mark.parametrize("name", but(tuple(stand_ins("Replay", SAC_SCRIPTS)), "sac_linen"))
 def test_a_resumed_full_replay_buffer_overwrites_the_oldest_transition(name):
     """With three entries, transitions 0 to 3 are added before the run resumes, and 4 after it."""
     script = importlib.import_module(name)
