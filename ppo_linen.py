@@ -14,7 +14,7 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with jax.jit, so an iteration takes two calls.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_nnx.py to see what Flax NNX changes, or with ppo_torch.py for PyTorch.
+Compare with ppo_nnx_tree.py to see what Flax NNX changes, or with ppo_torch.py for PyTorch.
 """
 
 import argparse
@@ -381,7 +381,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
         mean = jnp.where(done, x, 0).sum() / jnp.maximum(done.sum(), 1)
-        metrics[f"charts/episodic_{name}"] = jnp.where(done.any(), mean, jnp.inf)
+        metrics[f"charts/episodic_{name}"] = jnp.where(done.sum() > 0, mean, jnp.inf)
         metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
         metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
     return metrics

@@ -3,7 +3,7 @@
 # dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""PPO in JAX with Flax NNX.
+"""PPO in JAX with Flax NNX in graph mode, Flax's default today.
 
     python ppo_nnx.py --env-id CartPole-v1 --seed 1
 
@@ -14,8 +14,9 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with nnx.jit, which splits the objects into arrays on every call.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_linen.py to see what Flax NNX changes. ppo_nnx_cached.py splits the objects only
-once, and ppo_nnx_tree.py uses the tree mode of NNX.
+To start a project, copy ppo_nnx_tree.py instead, unless your objects share submodules or variables.
+Compare with ppo_nnx_tree.py to see what the mode changes, or with ppo_nnx_cached.py, which splits
+the objects only once.
 """
 
 import argparse
@@ -386,7 +387,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
         mean = jnp.where(done, x, 0).sum() / jnp.maximum(done.sum(), 1)
-        metrics[f"charts/episodic_{name}"] = jnp.where(done.any(), mean, jnp.inf)
+        metrics[f"charts/episodic_{name}"] = jnp.where(done.sum() > 0, mean, jnp.inf)
         metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
         metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
     return metrics

@@ -14,7 +14,8 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with nnx.jit. nnx.cached_partial splits the objects only once.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_nnx.py to see what caching changes, or with ppo_nnx_tree.py for tree mode.
+Copy this file if your objects share submodules or variables; otherwise, copy ppo_nnx_tree.py.
+Compare with ppo_nnx.py to see what caching changes.
 """
 
 import argparse
@@ -385,7 +386,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
         mean = jnp.where(done, x, 0).sum() / jnp.maximum(done.sum(), 1)
-        metrics[f"charts/episodic_{name}"] = jnp.where(done.any(), mean, jnp.inf)
+        metrics[f"charts/episodic_{name}"] = jnp.where(done.sum() > 0, mean, jnp.inf)
         metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
         metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
     return metrics

@@ -14,7 +14,8 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with nnx.jit_partial, which flattens the objects only once.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_linen.py to see what Flax NNX changes, or with ppo_nnx.py for graph mode.
+To start a project with NNX, copy this file. Compare with ppo_linen.py to see what NNX changes, or
+with ppo_nnx.py for graph mode, in which objects can share submodules and variables.
 """
 
 import argparse
@@ -384,7 +385,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
         mean = jnp.where(done, x, 0).sum() / jnp.maximum(done.sum(), 1)
-        metrics[f"charts/episodic_{name}"] = jnp.where(done.any(), mean, jnp.inf)
+        metrics[f"charts/episodic_{name}"] = jnp.where(done.sum() > 0, mean, jnp.inf)
         metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
         metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
     return metrics

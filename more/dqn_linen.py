@@ -427,7 +427,7 @@ def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", episodes.episode_return), ("length", episodes.episode_length)]:
         mean = jnp.where(done, x, 0).sum() / jnp.maximum(done.sum(), 1)
-        metrics[f"charts/episodic_{name}"] = jnp.where(done.any(), mean, jnp.inf)
+        metrics[f"charts/episodic_{name}"] = jnp.where(done.sum() > 0, mean, jnp.inf)
         metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
         metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
     return metrics

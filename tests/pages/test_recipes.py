@@ -115,7 +115,8 @@ def with_convolution(text, name):
     """Add a convolution to the Agent class in the text of a script, as docs/extend.md explains."""
     framework = ROWS[name]["framework"]
     if name in DQN_SCRIPTS:
-        return edited(text, blocks("extend", NETWORK, "diff")[framework == "torch"])
+        place = ("linen", "nnx", "torch").index(framework)
+        return edited(text, blocks("extend", NETWORK, "diff")[place])
     *classes, encode, gaussian, _ = blocks("extend", NETWORK, "python")
     code = dict(zip(("linen", "nnx", "equinox", "torch"), classes, strict=True))[framework]
     if name in RNN_SCRIPTS:
@@ -335,6 +336,35 @@ def test_a_copy_of_a_finished_run_trains_for_longer(tmp_path, monkeypatch):
     assert (len(rows(folder)), len(rows(tmp_path / "runs/longer"))) == (2, 4)
     rates = [row["charts/learning_rate"] for row in rows(tmp_path / "runs/longer")]
     assert rates[2:] == pytest.approx([2.5e-4 / 2, 2.5e-4 / 4])
+
+
+def test_an_nnx_agent_with_dropout_trains(copy_of, tmp_path):
+    """Each minibatch draws new numbers. Without dropout, the result is that of the script."""
+    [code] = blocks("nnx", "grad", "diff")
+    plain = copy_of("ppo_nnx_tree", "others_nnx", edited, code)
+    ours = metrics(train(plain, tmp_path, "plain", iterations=2))
+    assert_alike(ours, metrics(train("ppo_nnx_tree", tmp_path, "script", iterations=2)))
+    text = (tmp_path / "others_nnx.py").read_text()
+    layer = "        self.output = make("
+    text = text.replace(layer, f"        self.dropout = nnx.Dropout(0.5, rngs=rngs)\n{layer}")
+    text = text.replace("return self.output(x)", "return self.output(self.dropout(x))")
+    state = "nnx.state(objects, nnx.Not(nnx.RngState))"  # as the page explains under State
+    text = text.replace("nnx.state(objects)", state)
+    (tmp_path / "dropout_nnx.py").write_text(text)
+    changed = metrics(train("dropout_nnx", tmp_path, "dropout", iterations=2))
+    assert changed[0] != ours[0]
+
+
+def test_a_linen_run_continues_in_nnx(tmp_path, monkeypatch):
+    """The parameters and the state of Adam move: the metrics match a longer run to rounding."""
+    monkeypatch.chdir(tmp_path)
+    whole = train("ppo_linen", "runs", "whole", "--no-anneal-lr", iterations=4)
+    train("ppo_linen", "runs", "linen", "--no-anneal-lr", iterations=2)
+    [code] = blocks("nnx", "Move a Linen project to NNX", "python")
+    exec(code, {})
+    assert main("ppo_nnx_tree", "--resume", "runs/nnx", "--total-timesteps", 4 * BATCH) == 0
+    assert_alike(metrics(Path("runs/nnx")), metrics(whole))
+    assert (len(rows(Path("runs/nnx"))), len(rows(Path("runs/linen")))) == (4, 2)
 
 
 # === A policy in another program ================================================================
