@@ -67,6 +67,8 @@ class Args:
         """Check the flags. tyro reports a ValueError as a usage error."""
         if not self.runs:
             raise ValueError("name at least one run folder")
+        if self.seed < 0:
+            raise ValueError("--seed must be 0 or more")
         if min(self.episodes, self.max_steps) < 1:
             raise ValueError("--episodes and --max-steps must be 1 or more")
         if self.num_envs is not None and (self.num_envs < 1 or self.episodes % self.num_envs != 0):
@@ -493,6 +495,8 @@ def main() -> None:
     for group in groups.values():
         mean_returns = {}  # seed -> mean return
         for run in group:
+            info, _ = run.script.load_info(run.folder)  # training may have saved again by now
+            run = run._replace(iteration=info["iteration"])
             with make_env(run, args, count_envs(run, args)) as env:
                 results = evaluate(run, env, args)
                 report(run, results, run.folder / file_name(args))

@@ -785,6 +785,7 @@ class RunLog:
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
+        self.update_info()
         self.wandb: Any = None
         if args.track:
             import wandb  # only if needed, because importing takes half a second
@@ -801,8 +802,7 @@ class RunLog:
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": folder}
-        self.update_info()
+            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
