@@ -56,11 +56,11 @@ def iterations(path: Path) -> Table:
 
 
 def policy_calls(path: Path) -> Table:
-    """Return the time per iteration with one policy call per environment step, from the last race.
+    """Return the time per iteration with one policy call per environment step.
 
     The first program of the race is ppo_linen_gymnasium.
     """
-    times = races.read(path)[-1].times()
+    times = races.named(path)["one call per step"].times()
     linen, *others = times
     rows = [
         (POLICY_CALLS[program], 1000 * times[program].median(), *races.ratio_of(x, times[linen]))
@@ -75,7 +75,24 @@ def policy_calls(path: Path) -> Table:
     return table_of("policy_calls", "One call per step", frame, columns)
 
 
-BLOCKS = {"iterations": iterations, "policy_calls": policy_calls}
+def settings(path: Path) -> Table:
+    """Return the time per iteration of each NNX script, relative to the Linen script."""
+    rows = []
+    for name, race in races.named(path).items():
+        times = race.times()
+        if "nnx" in times:
+            milliseconds = 1000 * times["linen"].median()
+            rows.append((name, milliseconds, *races.ratio_of(times["nnx"], times["linen"])))
+    frame = pd.DataFrame(rows, columns=["setting", "ms", *Interval._fields])
+    columns = {
+        "setting": text("setting"),
+        "Linen, time per iteration (ms)": value("ms"),
+        "NNX time / Linen time": multiple(),
+    }
+    return table_of("settings", "NNX and Linen", frame, columns)
+
+
+BLOCKS = {"iterations": iterations, "policy_calls": policy_calls, "settings": settings}
 
 
 def update(source: Path, out: Path) -> None:
