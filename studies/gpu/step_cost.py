@@ -56,26 +56,25 @@ def durations_of_parts(synchronize: bool, folder: str) -> Durations:
 
         return call
 
-    rollout = script.rollout
+    rollout, update = script.rollout, script.update
 
-    def rollout_of_parts(policy_fn, obs, env_state, step_fn, *others):
+    def rollout_in_parts(policy_fn, obs, env_state, step_fn, *others):
         policy_fn = timed("policy", policy_fn)
         return rollout(policy_fn, obs, env_state, timed("step", step_fn), *others)
 
-    def update_of_parts(agent, optimizer, epoch_fn, *others):
+    def update_in_parts(agent, optimizer, epoch_fn, *others):
         return update(agent, optimizer, timed("epoch", epoch_fn), *others)
 
-    update = script.update
-    patched = {name: timed(name, getattr(script, name)) for name in ("to_jax", "to_torch", "stack")}
-    patched["compute_gae"] = timed("compute_gae", script.compute_gae)
-    patched["rollout"] = timed("rollout", rollout_of_parts)
-    patched["update"] = timed("update", update_of_parts)
+    names = ("to_jax", "to_torch", "stack", "compute_gae")
+    changed = {name: timed(name, getattr(script, name)) for name in names}
+    changed["rollout"] = timed("rollout", rollout_in_parts)
+    changed["update"] = timed("update", update_in_parts)
     graph = torch.cuda.CUDAGraph
     args = script.Args(num_steps=STEPS, runs_dir=folder, run_name=f"synchronize-{synchronize}")
     args.total_timesteps = ITERATIONS * args.batch_size
     args.__post_init__()
     with (
-        patch.multiple(script, **patched),
+        patch.dict(vars(script), changed),
         patch.object(graph, "replay", timed("replay", graph.replay)),
     ):
         script.train(args)
