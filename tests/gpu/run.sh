@@ -126,11 +126,11 @@ tests() {
 # Run Python and keep the output, if enough time is left and the step has not run before. Arguments:
 # the name, a time limit in seconds, and arguments for Python.
 once() {
-  local log=$work/$1.log words
+  local log=$work/$1.log limit=$(($2 * ${SLOWDOWN:-1})) words
   if [[ $listing ]]; then
     words=("${@:3}") && echo "$1: python ${words[*]@Q}"
-  elif [[ ! -e $log ]] && begin "$1" "$2"; then
-    timeout --kill-after=10 "$2" python "${@:3}" &>"$log.new" || echo "exit status $?" >>"$log.new"
+  elif [[ ! -e $log ]] && begin "$1" "$limit"; then
+    timeout --kill-after=10 "$limit" python "${@:3}" &>"$log.new" || echo "exit status $?" >>"$log.new"
     mv "$log.new" "$log"
     tail -n 2 "$log"
     pack
@@ -182,7 +182,7 @@ rehearse() {
   if [[ -d $wheels ]]; then cp -r "$wheels" "$copy/tests/gpu"; fi
   sed -i -E -e 's/^iterations = .*/iterations = 10/' \
     -e '1a steps = 64\nflags = { num-envs = 8, num-steps = 8 }' "$copy/studies/gpu/grid.toml"
-  export GRID="--repeats 1 --to 2" PROGRAMS=2 PYTEST_ADDOPTS=--collect-only
+  export GRID="--repeats 1 --to 2" PROGRAMS=2 PYTEST_ADDOPTS=--collect-only SLOWDOWN=5
   exec "$copy/tests/gpu/run.sh" 7200 --turns 12 --seconds 0.05 -- --num-steps 16 --hidden-sizes 8
 }
 
