@@ -4,10 +4,11 @@
 
 Trains twice. In the first run, "queued" is the time until a call returns; on a GPU, its kernels may
 not have finished. In the second run, "finished" includes waiting for the device after every call.
-A part with a large queued time is limited by the host; otherwise, the device determines its time.
+If the queued times of the parts add up to the time of the rollout, the host is the bottleneck.
 
-replay is the launch of a CUDA graph, so the rest of the time of policy is the copies into and out
-of the graph. In `scanned`, JAX steps the environments in a single program, without the host.
+On a GPU, policy copies its inputs into a CUDA graph, replays the graph and copies the outputs, so
+policy minus replay is the time of the copies. "scanned" is the time of an environment step if JAX
+runs all steps in one program, without the host.
 """
 
 import json
@@ -108,20 +109,15 @@ def main(path: Path) -> None:
     with TemporaryDirectory() as folder:
         queued = durations_of_parts(False, folder)
         finished = durations_of_parts(True, folder)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for part, calls in queued.items():
         first = len(calls) * WARM_UP // ITERATIONS
-        microseconds = 1e6 * median(calls[first:])
-        rows.append(
-            {
-                "part": part,
-                "calls_per_iteration": len(calls) / ITERATIONS,
-                "queued_microseconds": microseconds,
-                "finished_microseconds": 1e6 * median(finished[part][first:]),
-            }
-        )
-        print(f"{part}: {microseconds:.1f} µs")
+        row = {"part": part, "calls_per_iteration": len(calls) / ITERATIONS}
+        row["queued_microseconds"] = 1e6 * median(calls[first:])
+        row["finished_microseconds"] = 1e6 * median(finished[part][first:])
+        rows.append(row)
     rows.append({"part": "scanned", "finished_microseconds": 1e6 * scanned()})
+    print("\n".join(map(str, rows)))
     gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if gpu else "cpu"
     found = {"device": device, "torch": torch.__version__, "jax": jax.__version__, "parts": rows}
