@@ -3,7 +3,7 @@
 # dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""PPO in JAX with Flax NNX.
+"""PPO in JAX with Flax NNX in graph mode, Flax's default today.
 
     python ppo_nnx.py --env-id CartPole-v1 --seed 1
 
@@ -14,8 +14,9 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with nnx.jit, which splits the objects into arrays on every call.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_linen.py to see what Flax NNX changes. ppo_nnx_cached.py splits the objects only
-once, and ppo_nnx_tree.py uses the tree mode of NNX.
+To start a project, copy ppo_nnx_tree.py instead, unless your objects share submodules or variables.
+Compare with ppo_nnx_tree.py to see what the mode changes, or with ppo_nnx_cached.py, which splits
+the objects only once.
 """
 
 import argparse
@@ -78,7 +79,7 @@ class Args:
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
-    save_every: int = 0  # save a checkpoint every N iterations; 0: ten times per run
+    save_every: int = 0  # save a checkpoint every N iterations; 0: up to ten per run
     resume: str = ""  # run folder to continue, with its arguments
 
     def __post_init__(self) -> None:
@@ -386,7 +387,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
         mean = jnp.where(done, x, 0).sum() / jnp.maximum(done.sum(), 1)
-        metrics[f"charts/episodic_{name}"] = jnp.where(done.any(), mean, jnp.inf)
+        metrics[f"charts/episodic_{name}"] = jnp.where(done.sum() > 0, mean, jnp.inf)
         metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
         metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
     return metrics
@@ -516,7 +517,7 @@ class RunLog:
         self.info |= {
             "script": Path(__file__).stem,
             "status": "running",
-            "started": time.time(),  # or resumed
+            "started": time.time(),  # last start or resume
             "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
@@ -557,7 +558,7 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves after this iteration and stops.", flush=True)
+        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -575,8 +576,8 @@ class RunLog:
         if middle:
             row["time/rollout"] = middle - start
             row["time/update"] = end - middle
-        is_percent = (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0
-        if is_percent or end - self.printed > 10:
+        is_due = (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0
+        if is_due or end - self.printed > 10:
             self.printed = end
             text = f"iteration {iteration + 1}/{self.args.num_iterations}"
             for name in ("episodes", "episodic_return", "SPS"):
@@ -595,7 +596,7 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. Long runs skip rows: it shows at most 1000 points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -612,7 +613,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it diverged (in which iteration) or was stopped."""
+        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -624,7 +625,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Iterations saved in {self.dir}: {self.info['iteration']}")
+            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals
@@ -637,7 +638,7 @@ class RunLog:
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     """Return the contents of run.json, and the Args in it."""
-    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
+    info = json.loads(Path(folder, "run.json").read_text())
     if info["script"] != Path(__file__).stem:
         raise ValueError(f"{folder} is a run of {info['script']}.py")
     return info, Args(**info["args"])
@@ -645,7 +646,7 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
 
 def args_to_resume() -> Args | None:
     """Return the arguments of the run that --resume names on the command line, if any."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
     return load_info(folder)[1] if folder else None
@@ -659,12 +660,12 @@ def has_checkpoint(args: Args, **spaces: Any) -> bool:
     for name, x in asdict(saved).items():
         can_change = name in ("resume", "total_timesteps", "save_every", "track")
         if not can_change and getattr(args, name) != x:
-            fail(f"--resume cannot change {name}, which is {x!r}")
+            fail(f"--resume cannot change --{name.replace('_', '-')}, which is {x!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: {name} is now {x}, but was {info[name]} when the run started")
     if info["iteration"] >= args.num_iterations:
-        fail("The run is complete. To train for longer, pass a larger --total-timesteps")
+        fail(f"{args.resume} is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0
 
 

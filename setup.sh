@@ -36,7 +36,7 @@ size_of() { # FILE: print the disk space that the packages of a requirements fil
   requirements.txt) echo "2.5 GB" ;;
   requirements-cuda.txt) echo "2.5 GB and the CUDA libraries" ;;
   requirements-tune.txt) echo "0.4 GB more" ;;
-  requirements-test.txt) echo "0.2 GB more" ;;
+  requirements-test.txt) echo "0.3 GB more" ;;
   esac
 }
 

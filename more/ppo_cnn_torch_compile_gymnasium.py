@@ -88,7 +88,7 @@ class Args:
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
-    save_every: int = 0  # save a checkpoint every N iterations; 0: ten times per run
+    save_every: int = 0  # save a checkpoint every N iterations; 0: up to ten per run
     resume: str = ""  # run folder to continue, with its arguments
 
     def __post_init__(self) -> None:
@@ -173,8 +173,9 @@ class VecEnv:
                 )
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error} Atari games have ids such as ALE/Breakout-v5.")
-        if not self.is_atari and str(self.envs.spec.entry_point).startswith("ale_py"):
-            game = self.envs.spec.kwargs["game"].title().replace("_", "")  # from "space_invaders"
+        spec: Any = self.envs.spec
+        if not self.is_atari and str(spec.entry_point).startswith("ale_py"):
+            game = spec.kwargs["game"].title().replace("_", "")  # from "space_invaders"
             fail(f"--env-id: use ALE/{game}-v5, which this script preprocesses")
         space = self.envs.single_action_space
         if not isinstance(space, Discrete) or space.start != 0:
@@ -667,9 +668,6 @@ def train(args: Args) -> None:
     )
     spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}
     spaces["channels_first"] = env.channels_first
-    gigabytes = args.batch_size * math.prod(env.obs_shape) / 1e9
-    if gigabytes > 1:
-        print(f"The images of a rollout take {gigabytes:.1f} GB. To save memory, lower --num-envs.")
 
     torch.manual_seed(args.seed)
     iteration = 0
@@ -732,7 +730,7 @@ def train(args: Args) -> None:
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    with open(new, "wb") as file:  # given a path, torch.save hides that a disk is full
+    with open(new, "wb") as file:  # given a path, torch.save ignores a full disk
         torch.save(checkpoint, file)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
@@ -801,7 +799,7 @@ class RunLog:
         self.info |= {
             "script": Path(__file__).stem,
             "status": "running",
-            "started": time.time(),  # or resumed
+            "started": time.time(),  # last start or resume
             "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
@@ -842,7 +840,7 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves after this iteration and stops.", flush=True)
+        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -860,8 +858,8 @@ class RunLog:
         if middle:
             row["time/rollout"] = middle - start
             row["time/update"] = end - middle
-        is_percent = (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0
-        if is_percent or end - self.printed > 10:
+        is_due = (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0
+        if is_due or end - self.printed > 10:
             self.printed = end
             text = f"iteration {iteration + 1}/{self.args.num_iterations}"
             for name in ("episodes", "episodic_return", "SPS"):
@@ -880,7 +878,7 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. Long runs skip rows: it shows at most 1000 points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -897,7 +895,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it diverged (in which iteration) or was stopped."""
+        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -909,7 +907,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Iterations saved in {self.dir}: {self.info['iteration']}")
+            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals
@@ -922,7 +920,7 @@ class RunLog:
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     """Return the contents of run.json, and the Args in it."""
-    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
+    info = json.loads(Path(folder, "run.json").read_text())
     if info["script"] != Path(__file__).stem:
         raise ValueError(f"{folder} is a run of {info['script']}.py")
     return info, Args(**info["args"])
@@ -930,7 +928,7 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
 
 def args_to_resume() -> Args | None:
     """Return the arguments of the run that --resume names on the command line, if any."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
     return load_info(folder)[1] if folder else None
@@ -944,12 +942,12 @@ def has_checkpoint(args: Args, **spaces: Any) -> bool:
     for name, x in asdict(saved).items():
         can_change = name in ("resume", "total_timesteps", "save_every", "track")
         if not can_change and getattr(args, name) != x:
-            fail(f"--resume cannot change {name}, which is {x!r}")
+            fail(f"--resume cannot change --{name.replace('_', '-')}, which is {x!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: {name} is now {x}, but was {info[name]} when the run started")
     if info["iteration"] >= args.num_iterations:
-        fail("The run is complete. To train for longer, pass a larger --total-timesteps")
+        fail(f"{args.resume} is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0
 
 

@@ -72,7 +72,7 @@ class Args:
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
-    save_every: int = 0  # save a checkpoint every N iterations; 0: ten times per run
+    save_every: int = 0  # save a checkpoint every N iterations; 0: up to ten per run
     save_replay: bool = True  # save the replay buffer; otherwise a resumed run refills it
     resume: str = ""  # run folder to continue, with its arguments
 
@@ -295,9 +295,6 @@ class Replay(NamedTuple):
 def make_replay(args: Args, obs_shape, obs_dtype: np.dtype, action_dim: int) -> Replay:
     """Create an empty replay buffer."""
     size = args.buffer_size
-    gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
-    if gigabytes > 1:
-        print(f"The replay buffer takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
     transitions = Transition(
         obs=jnp.zeros((size, *obs_shape), obs_dtype),
         action=jnp.zeros((size, action_dim)),
@@ -456,7 +453,7 @@ def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", episodes.episode_return), ("length", episodes.episode_length)]:
         mean = jnp.where(done, x, 0).sum() / jnp.maximum(done.sum(), 1)
-        metrics[f"charts/episodic_{name}"] = jnp.where(done.any(), mean, jnp.inf)
+        metrics[f"charts/episodic_{name}"] = jnp.where(done.sum() > 0, mean, jnp.inf)
         metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
         metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
     return metrics
@@ -642,7 +639,7 @@ class RunLog:
         self.info |= {
             "script": Path(__file__).stem,
             "status": "running",
-            "started": time.time(),  # or resumed
+            "started": time.time(),  # last start or resume
             "iteration": iteration,  # iterations completed at the last checkpoint
             "args": asdict(args),
             "versions": {name: version(name) for name in packages},
@@ -683,7 +680,7 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves after this iteration and stops.", flush=True)
+        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -701,8 +698,8 @@ class RunLog:
         if middle:
             row["time/rollout"] = middle - start
             row["time/update"] = end - middle
-        is_percent = (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0
-        if is_percent or end - self.printed > 10:
+        is_due = (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0
+        if is_due or end - self.printed > 10:
             self.printed = end
             text = f"iteration {iteration + 1}/{self.args.num_iterations}"
             for name in ("episodes", "episodic_return", "SPS"):
@@ -721,7 +718,7 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard. Long runs skip rows: it shows at most 1000 points per curve."""
+        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -738,7 +735,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it diverged (in which iteration) or was stopped."""
+        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -750,7 +747,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Iterations saved in {self.dir}: {self.info['iteration']}")
+            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals
@@ -763,7 +760,7 @@ class RunLog:
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     """Return the contents of run.json, and the Args in it."""
-    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
+    info = json.loads(Path(folder, "run.json").read_text())
     if info["script"] != Path(__file__).stem:
         raise ValueError(f"{folder} is a run of {info['script']}.py")
     return info, Args(**info["args"])
@@ -771,7 +768,7 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
 
 def args_to_resume() -> Args | None:
     """Return the arguments of the run that --resume names on the command line, if any."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
     return load_info(folder)[1] if folder else None
@@ -785,12 +782,12 @@ def has_checkpoint(args: Args, **spaces: Any) -> bool:
     for name, x in asdict(saved).items():
         can_change = name in ("resume", "total_timesteps", "save_every", "track")
         if not can_change and getattr(args, name) != x:
-            fail(f"--resume cannot change {name}, which is {x!r}")
+            fail(f"--resume cannot change --{name.replace('_', '-')}, which is {x!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
         if x != info[name]:
             fail(f"--resume: {name} is now {x}, but was {info[name]} when the run started")
     if info["iteration"] >= args.num_iterations:
-        fail("The run is complete. To train for longer, pass a larger --total-timesteps")
+        fail(f"{args.resume} is complete. To train for longer, pass a larger --total-timesteps")
     return info["iteration"] > 0
 
 

@@ -51,16 +51,18 @@ CONTINUOUS_IN_GYMNASIUM = scripts("ppo", "continuous, Gymnasium")
 CONTINUOUS_SCRIPTS = (*CONTINUOUS_IN_GYMNAX, *CONTINUOUS_IN_GYMNASIUM)
 IMAGE_SCRIPTS = scripts("ppo", "images")
 IMAGES_IN_TORCH = scripts("ppo", "images", "torch")
+IMAGES_IN_JAX = but(IMAGE_SCRIPTS, *IMAGES_IN_TORCH)
 # Pairs of corresponding scripts, for environments in JAX and in Gymnasium.
-PPO_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in GYMNASIUM_SCRIPTS]
 CONTINUOUS_PAIRS = [(x, f"{x}_gymnasium") for x in CONTINUOUS_IN_GYMNAX if f"{x}_gymnasium" in ROWS]
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
 SAC_PAIRS = [(x, f"{x}_gymnasium") for x in scripts("sac", "plain")]
-TORCH_PAIR = PPO_PAIRS[1]
+TORCH_PAIR = ("ppo_torch", "ppo_torch_gymnasium")
+OFF_POLICY_SETTINGS = [(x, y) for x in ("dqn", "sac") for y in ("plain", "Gymnasium")]
 # PPO scripts for discrete actions by framework, except those for recurrent policies or images.
 OTHERS = (*RNN_SCRIPTS, *CONTINUOUS_SCRIPTS, *IMAGE_SCRIPTS)
 IN_LINEN = but(scripts("ppo", "linen"), *OTHERS)
 IN_NNX = but(scripts("ppo", "nnx"), *OTHERS)
+GRAPH_MODE = ("ppo_nnx", "ppo_nnx_cached")  # all other NNX scripts use tree mode
 IN_EQUINOX = but(scripts("ppo", "equinox"), *OTHERS)
 IN_TORCH = but(scripts("ppo", "torch"), *OTHERS)
 IN_JAX = (*IN_LINEN, *IN_NNX, *IN_EQUINOX)
@@ -103,10 +105,14 @@ SHARED = {
         IN_LINEN,
         IN_NNX,
         *CONTINUOUS_PAIRS,
-        DQN_PAIRS[1],
-        SAC_PAIRS[1],
+        DQN_PAIRS[-1],
+        SAC_PAIRS[-1],
     ],
-    "Replay": [scripts("dqn", "torch"), scripts("sac", "torch")],
+    "Replay": [
+        *(but(scripts(*words), *scripts("torch")) for words in OFF_POLICY_SETTINGS),
+        scripts("dqn", "torch"),
+        scripts("sac", "torch"),
+    ],
     "Act": [scripts("dqn", "plain", "torch"), scripts("sac", "torch")],
     "Storage": [
         IN_TORCH,
@@ -115,40 +121,44 @@ SHARED = {
         CONTINUOUS_IN_JAX,
         CONTINUOUS_IN_TORCH,
         IMAGES_IN_TORCH,
+        IMAGES_IN_JAX,
     ],
     "Rollout": [
         (*TORCH_SCRIPTS, "ppo_torch_ddp"),
         but(IN_LINEN, *GYMNASIUM_SCRIPTS),
-        IN_NNX,
+        but(IN_NNX, *GYMNASIUM_SCRIPTS),
         ROBOTS_IN_TORCH,
         IMAGES_IN_TORCH,
     ],
     "GAE": [
         scripts("ppo", "torch"),
-        (*IN_JAX, *RNN_IN_JAX, *CONTINUOUS_IN_JAX, "ppo_cnn_linen_gymnasium"),
+        (*IN_JAX, *RNN_IN_JAX, *CONTINUOUS_IN_JAX, *IMAGES_IN_JAX),
     ],
     "Loss": [
         (*IN_TORCH, *IMAGES_IN_TORCH),
         (*IN_LINEN, "ppo_cnn_linen_gymnasium"),
-        (*IN_NNX, *IN_EQUINOX),
+        (*IN_NNX, *IN_EQUINOX, "ppo_cnn_nnx_gymnasium"),
         but(RNN_IN_JAX, "ppo_rnn_linen"),
         CONTINUOUS_PAIRS[0],
         CONTINUOUS_IN_TORCH,
-        ("ppo_continuous_nnx", "ppo_continuous_equinox"),
+        ("ppo_continuous_nnx", "ppo_continuous_nnx_gymnasium", "ppo_continuous_equinox"),
         scripts("dqn", "linen"),
+        scripts("dqn", "nnx"),
         scripts("dqn", "torch"),
         scripts("sac", "linen"),
+        scripts("sac", "nnx"),
         scripts("sac", "torch"),
     ],
     "Update": [
         TORCH_PAIR,
         but(IN_LINEN, "ppo_linen_sharded"),
-        but(IN_NNX, "ppo_nnx_tree"),
+        GRAPH_MODE,
+        but(IN_NNX, *GRAPH_MODE, "ppo_nnx_sharded"),
         *CONTINUOUS_PAIRS,
     ],
     "Checkpoint": [
         ("ppo_linen", "ppo_linen_sharded"),
-        scripts("ppo", "plain", "nnx"),
+        (*scripts("ppo", "plain", "nnx"), "ppo_nnx_sharded"),
         TORCH_SCRIPTS,
         ROBOTS_IN_TORCH,
         IMAGES_IN_TORCH,

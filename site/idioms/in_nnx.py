@@ -17,7 +17,7 @@ def count_parameters(agent: nnx.Module) -> int:
     return sum(x.size for x in jax.tree.leaves(nnx.state(agent, nnx.Param)))
 
 
-@nnx.jit
+@jax.jit  # nnx.jit is for functions that take NNX objects
 def mean_square(x):
     print(x.shape)  # printed once, while JAX traces the function
     jax.debug.print("{}", x.mean())  # printed at every call

@@ -1,14 +1,15 @@
-"""Table and figure of the cost of a call, from the results of measure.py."""
+"""Tables and figure of the cost of a call, from the results of measure.py and from a race."""
 
 import json
 from pathlib import Path
 
 import pandas as pd
 
-from analysis import figures, stats
+from analysis import figures, races, stats
 from analysis.formatting import pluralize
 from analysis.page import Table
-from analysis.tables import across, texts
+from analysis.stats import Interval
+from analysis.tables import across, multiple, table_of, text, texts, value
 
 # Method -> hue in the figure: graph mode, tree mode, or JAX only.
 HUES = {
@@ -18,6 +19,13 @@ HUES = {
     "nnx.jit_partial, tree": "tree",
     "jax.jit, split and merge": "jax",
     "jax.jit, plain arrays": "jax",
+}
+# Program in races.toml -> method.
+POLICY_CALLS = {
+    "nnx_gym_jit": "nnx.jit",
+    "nnx_gym_cached": "nnx.cached_partial",
+    "nnx_gym_split": "jax.jit, split and merge",
+    "nnx_gym_tree": "nnx.jit_partial, tree",
 }
 MOST_CALLS = 80  # one per minibatch; shown in the figure
 PPO_ARRAYS = 12  # parameter arrays of PPO; shown in the table
@@ -47,7 +55,27 @@ def iterations(path: Path) -> Table:
     return Table("iterations", "Milliseconds of 80 steps", frame, cells)
 
 
-BLOCKS = {"iterations": iterations}
+def policy_calls(path: Path) -> Table:
+    """Return the time per iteration with one policy call per environment step, from the last race.
+
+    The first program of the race is ppo_linen_gymnasium.
+    """
+    times = races.read(path)[-1].times()
+    linen, *others = times
+    rows = [
+        (POLICY_CALLS[program], 1000 * times[program].median(), *races.ratio_of(x, times[linen]))
+        for program, x in times[others].items()
+    ]
+    frame = pd.DataFrame(rows, columns=["call", "ms", *Interval._fields])
+    columns = {
+        "policy call in ppo_nnx_gymnasium": text("call"),
+        "time per iteration (ms)": value("ms"),
+        f"time / {linen} time": multiple(),
+    }
+    return table_of("policy_calls", "One call per step", frame, columns)
+
+
+BLOCKS = {"iterations": iterations, "policy_calls": policy_calls}
 
 
 def update(source: Path, out: Path) -> None:

@@ -22,16 +22,19 @@ import numpy as np
 import probes
 import pytest
 import torch
+from flax import nnx
 from gymnax.environments.classic_control.cartpole import CartPole
 from gymnax.environments.spaces import Box
 from running import arrays, parse
-from sections import DQN_PAIRS
+from running import flat as flat_tree
+from sections import DQN_PAIRS, ROWS
 
-LINEN_PAIR, TORCH_PAIR = DQN_PAIRS
+LINEN_PAIR, NNX_PAIR, TORCH_PAIR = DQN_PAIRS
 COMPILED = "dqn_torch_compile"
 # One script for each version of the Agent section and of the Replay section. Only the two eager
-# PyTorch scripts share their Agent section, but all PyTorch scripts share their Replay section.
-AGENTS = (*LINEN_PAIR, TORCH_PAIR[0], COMPILED)
+# PyTorch scripts share their Agent section. Replay sections are the same in Linen and NNX, and in
+# all PyTorch scripts.
+AGENTS = (*LINEN_PAIR, *NNX_PAIR, TORCH_PAIR[0], COMPILED)
 REPLAYS = (*LINEN_PAIR, TORCH_PAIR[0])
 LOSSES = ("losses/td_loss", "losses/q_value")
 
@@ -111,7 +114,7 @@ def layers_of(named: Mapping[str, Any]) -> Layers:
     """Convert named arrays of a network to layers. Sorted by name, a bias precedes its kernel."""
     names = sorted(named)
     kernels = [np.array(named[name]) for name in names[1::2]]
-    if "Conv_0/kernel" in named:  # (rows, columns, C, 16)
+    if "Conv_0/kernel" in named or "conv/kernel" in named:  # (rows, columns, C, 16)
         kernels[0] = kernels[0].reshape(-1, 16)
     if "output.weight" in named:  # PyTorch: (outputs, inputs)
         kernels = [x.T for x in kernels]
@@ -126,7 +129,7 @@ def layers_of(named: Mapping[str, Any]) -> Layers:
 
 def layers_in(folder: Path) -> Layers:
     """Return the network layers in the checkpoint of a run."""
-    beginning = re.compile("train_state/params/params/|agent/")
+    beginning = re.compile("train_state/params/params/|(train_state/)?agent/")
     found = arrays(folder).items()
     return layers_of({beginning.sub("", name): x for name, x in found if beginning.match(name)})
 
@@ -159,6 +162,28 @@ class Linen:
         batch = self.script.Transition(*map(jnp.array, batch))
         self.state, losses = self.update_fn(self.state, batch, learning_rate)
         return [float(losses[name]) for name in LOSSES]
+
+
+class NNX(Linen):
+    """NNX version of Linen. The state is a dict of arrays."""
+
+    def __init__(self, script: ModuleType, args: Any, obs_shape: tuple) -> None:
+        self.script, self.args = script, args
+        objects = script.make_agent(args, obs_shape, 3, jax.random.PRNGKey(args.seed))
+        self.graphdef, state = nnx.split(objects, graph=False)
+        self.state = nnx.to_pure_dict(state)
+        self.update_fn = jax.jit(self.new_state)
+
+    def new_state(self, state: dict, batch: Any, learning_rate: Any) -> tuple[dict, dict]:
+        if "gymnasium" in self.script.__name__:
+            own = self.graphdef, self.args
+            return self.script.update(state, batch, learning_rate, *own)
+        objects = nnx.merge(self.graphdef, state)
+        losses = self.script.update(objects, batch, learning_rate, self.args)
+        return nnx.to_pure_dict(nnx.state(objects)), losses
+
+    def layers(self) -> list[Layers]:
+        return [layers_of(dict(flat_tree(self.state[x]))) for x in ("agent", "target")]
 
 
 class Torch:
@@ -206,9 +231,10 @@ def args_of(name: str, flags: str) -> Any:
     return script.tyro.cli(script.Args, args=(SMALL + flags).split())
 
 
-def make_learner(name: str, obs_shape: tuple, flags: str) -> Linen | Torch:
+def make_learner(name: str, obs_shape: tuple, flags: str) -> Any:
     """Return a learner for an environment with three actions."""
-    kind = Linen if "linen" in name else TorchCompile if name == COMPILED else Torch
+    kinds = {"linen": Linen, "nnx": NNX, "torch": TorchCompile if name == COMPILED else Torch}
+    kind = kinds[ROWS[name]["framework"]]
     return kind(importlib.import_module(name), args_of(name, flags), obs_shape)
 
 

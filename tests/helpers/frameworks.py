@@ -130,8 +130,12 @@ def make_env(script: ModuleType, args: Any) -> Any:
 
 
 def sizes(env: Any) -> tuple:
-    """Return the shape of obs, and the number of discrete actions or of action dimensions."""
-    return env.obs_shape, env.action_dim if hasattr(env, "action_dim") else env.num_actions
+    """Return the arguments of make_agent() that describe the spaces of an environment."""
+    if hasattr(env, "action_dim"):
+        return env.obs_shape, env.action_dim
+    if hasattr(env, "channels_first"):
+        return env.obs_shape, env.channels_first, env.num_actions
+    return env.obs_shape, env.num_actions
 
 
 # === JAX ========================================================================================
@@ -244,6 +248,17 @@ class NNX(Linen):
 
 class NNXTree(NNX):
     jit = partial(nnx.jit, graph=False)
+
+
+class NNXGymnasium(NNXTree, LinenGymnasium):
+    def rollout(self, seed: int) -> Any:
+        policy = self.script.policy
+        if self.stats:
+            policy = partial(policy, args=self.args)
+        policy_fn = nnx.jit_partial(policy, self.state, graph=False)
+        carry = *self.stats, self.obs, jax.random.key(seed)
+        self.obs, storage = self.script.rollout(policy_fn, *carry, self.env, self.args)
+        return storage
 
 
 class Equinox(Linen):
@@ -360,21 +375,27 @@ LEARNERS: dict[str, Any] = {
     "ppo_linen_gymnasium": LinenGymnasium,
     "ppo_nnx": NNX,
     "ppo_nnx_tree": NNXTree,
+    "ppo_nnx_gymnasium": NNXGymnasium,
     "ppo_equinox": Equinox,
     "ppo_torch": Torch,
     "ppo_torch_compile": TorchCompile,
     "ppo_torch_gymnasium": TorchGymnasium,
     "ppo_rnn_linen": Linen,
-    "ppo_rnn_nnx": NNX,
+    "ppo_rnn_nnx": NNXTree,
     "ppo_rnn_equinox": Equinox,
     "ppo_rnn_torch": TorchRecurrent,
     "ppo_continuous_linen": Linen,
-    "ppo_continuous_nnx": NNX,
+    "ppo_continuous_nnx": NNXTree,
     "ppo_continuous_equinox": Equinox,
     "ppo_continuous_torch": Torch,
     "ppo_continuous_linen_gymnasium": LinenGymnasium,
+    "ppo_continuous_nnx_gymnasium": NNXGymnasium,
     "ppo_continuous_torch_gymnasium": TorchGymnasium,
     "ppo_continuous_torch_compile_gymnasium": TorchCompileGymnasium,
+    "ppo_cnn_linen_gymnasium": LinenGymnasium,
+    "ppo_cnn_nnx_gymnasium": NNXGymnasium,
+    "ppo_cnn_torch_gymnasium": TorchGymnasium,
+    "ppo_cnn_torch_compile_gymnasium": TorchCompileGymnasium,
 }
 
 

@@ -155,7 +155,7 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
 
 
 def train(weights: dict, batch: list, orders: list, args: Any, loss_fn: Any = ppo_loss) -> tuple:
-    """Train for one epoch per permutation in orders. Return the weights and the mean losses."""
+    """Train for one epoch per permutation in orders. Return the weights and the metrics."""
     vector = flatten(weights)
     mean, square, count, losses = np.zeros_like(vector), np.zeros_like(vector), 0, []
     total = args.num_iterations * args.update_epochs * args.num_minibatches
@@ -173,4 +173,5 @@ def train(weights: dict, batch: list, orders: list, args: Any, loss_fn: Any = pp
             root = np.sqrt(square / (1 - 0.999**count)) + args.adam_eps
             vector = vector - rate * mean / (1 - 0.9**count) / root
     metrics = {name: np.mean([x[name] for x in losses]) for name in losses[0]}
+    metrics["charts/param_norm"] = np.linalg.norm(vector)
     return unflatten(vector, weights), metrics

@@ -2,10 +2,6 @@
 
 import multiprocessing
 import os
-import subprocess
-import sys
-import threading
-import time
 from typing import Any
 
 import gymnasium
@@ -20,7 +16,6 @@ class Scripted(gymnasium.Env):
 
     action_space = gymnasium.spaces.Discrete(3)
     observation_space = gymnasium.spaces.Box(0, 10**6, (2, 2), np.int64)
-    closed = 0
 
     def __init__(self) -> None:
         self.episode = -1
@@ -45,9 +40,6 @@ class Scripted(gymnasium.Env):
         reward = 200 * self.time + (action - 1) * 100
         info = {"x": 1 if self.draw % 2 else None}  # Gymnasium cannot merge these types
         return self.observe(action), reward, ends and terminated, ends and truncated, info
-
-    def close(self) -> None:
-        Scripted.closed += 1
 
 
 class Rich(Scripted):
@@ -81,22 +73,21 @@ class Sensor(gymnasium.Env):
     obs: Any = (1.0, 2.0, 3.0)
     reward = 0.0
 
+    def observe(self) -> np.ndarray:
+        return np.array(self.obs, self.observation_space.dtype)
+
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
         super().reset(seed=seed)
         self.time = 0
-        return np.array(self.obs, np.float32), {}
+        return self.observe(), {}
 
     def step(self, action: Any) -> tuple:
         self.time += 1
-        return np.array(self.obs, np.float32), self.reward, self.time == 4, False, {}
+        return self.observe(), self.reward, self.time == 4, False, {}
 
 
 class ContinuousSensor(Sensor):
     action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-
-
-class BrokenSensor(Sensor):
-    obs = (1.0, np.nan, 3.0)
 
 
 class NeedsNoOptions(Constant):
@@ -107,102 +98,39 @@ class NeedsNoOptions(Constant):
         return obs * (options is None), info
 
 
-class Parent(Constant):
-    """Starts a simulator as a daemon process, which multiprocessing ends at exit."""
-
-    def __init__(self) -> None:
-        fork = multiprocessing.get_context("fork")
-        fork.Process(target=time.sleep, args=(300,), daemon=True).start()
-
-
-class OnlyObs(Scripted):
-    """reset returns no info, as in Gym before 0.26. The two rows of obs look like (obs, info)."""
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
-        obs, _ = super().reset(seed=seed)
-        return obs
-
-
 class Needs(Scripted):
     def __init__(self) -> None:
         raise gymnasium.error.DependencyNotInstalled("a package is not installed")
 
 
-class Later(Scripted):
-    """Fails in the second episode."""
-
-    resets = 0
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        self.resets += seed is None  # restarts have no seed
-        return super().reset(seed=seed)
-
-    def step(self, action: Any) -> tuple:
-        if self.resets > 0:
-            self.fail()
-        return super().step(action)
-
-    def fail(self) -> None:
-        raise NotImplementedError
-
-
-class ArmError(ConnectionResetError):
-    """Subclass of the exception that the training process gets if a worker dies."""
-
-
-class Fails(Later):
-    """Starts a program, fails in the second episode, and ends the program in close()."""
-
-    program = None
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        if self.program is None:
-            self.program = subprocess.Popen(["sleep", "300"])
-        return super().reset(seed=seed, options=options)
-
-    def close(self) -> None:
-        if self.program is not None:
-            self.program.terminate()
-            self.program.wait()
-
-    def fail(self) -> None:
-        raise ArmError("the left arm has fallen off")
-
-
-class FailsAtStart(Scripted):
-    def __init__(self) -> None:
-        raise ArmError("the left arm is not there")
+class ArmError(Exception):
+    pass
 
 
 class FailsInWorker(Scripted):
     """The training process can create the environment, but a worker cannot."""
 
     def __init__(self) -> None:
+        super().__init__()
         if multiprocessing.parent_process():
             raise ArmError("the left arm is not there")
 
 
-class ConnectionFails(Scripted):
+class Fails(Constant):
+    def step(self, action: Any) -> tuple:
+        raise ArmError("the left arm has fallen off")
+
+
+class FailsToClose(Constant):
+    def close(self) -> None:
+        raise ArmError("the simulator is gone")
+
+
+class Moves(Constant):
+    """Changes the working directory, as some simulators do."""
+
     def __init__(self) -> None:
-        raise ConnectionResetError("the simulator hung up")
-
-
-class Exits(Later):
-    def fail(self) -> None:
-        sys.exit()
-
-
-class LockedError(Exception):
-    """Exception that cannot be pickled."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.lock = threading.Lock()
-
-
-class Unpicklable(Later):
-    def fail(self) -> None:
-        raise LockedError("the left arm has fallen off")
+        os.chdir(os.path.dirname(__file__))
 
 
 class FloatImages(Scripted):
@@ -221,34 +149,8 @@ class FlatObs(Scripted):
         return super().observe(action).ravel()
 
 
-class Hangs(Later):
-    def fail(self) -> None:
-        print("hanging", flush=True)
-        time.sleep(300)
-
-
-class Threaded(Scripted):
-    """Has a thread that ends in close(), such as a thread that reads from a simulator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.closing = threading.Event()
-        threading.Thread(target=self.closing.wait).start()
-
-    def close(self) -> None:
-        self.closing.set()
-
-
-class Quits(Later):
-    """Exits in the second episode, as if the process had been killed because memory ran out."""
-
-    def fail(self) -> None:
-        os._exit(0)
-
-
-KINDS = (Scripted, Rich, Constant, Sensor, ContinuousSensor, BrokenSensor, NeedsNoOptions, Parent)
-KINDS += (OnlyObs, Needs, Fails, FailsAtStart, FailsInWorker, Quits, ConnectionFails)
-KINDS += (Exits, Unpicklable, FloatImages, FlatObs, Threaded, Hangs)
+KINDS = (Scripted, Rich, Constant, Sensor, ContinuousSensor, NeedsNoOptions, Needs)
+KINDS += (FailsInWorker, Fails, FailsToClose, Moves, FloatImages, FlatObs)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:
         gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")

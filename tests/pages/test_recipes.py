@@ -23,13 +23,11 @@ from flax import nnx
 from flax.serialization import msgpack_restore
 from running import BATCH, SMALL, arrays, main, metrics, op_by_op, rows
 from sections import (
+    CONTINUOUS_IN_GYMNAX,
     CONTINUOUS_SCRIPTS,
     DQN_SCRIPTS,
-    IMAGE_SCRIPTS,
-    PPO_SCRIPTS,
     RNN_SCRIPTS,
     ROWS,
-    VMAP_SCRIPTS,
 )
 from sections import read as read_script
 
@@ -106,7 +104,9 @@ def copy_of(tmp_path, monkeypatch):
 
 # === Convolutions ===============================================================================
 NETWORK = "Change the network"
-CONVOLVED = [x for x in (*PPO_SCRIPTS, *DQN_SCRIPTS) if x not in IMAGE_SCRIPTS]
+# One script for each framework and kind of edit, and one for Gymnasium.
+CONVOLVED = ["ppo_linen", "ppo_nnx", "ppo_equinox", "ppo_torch", "ppo_torch_gymnasium"]
+CONVOLVED += [*RNN_SCRIPTS, *CONTINUOUS_IN_GYMNAX, "dqn_linen", "dqn_torch"]
 # Environment id -> channels of the observations.
 INPUTS = {"Breakout-MinAtar": 4, "envs.pixel_grid:PixelGrid-v0": 1, "ImageAim-v0": 2}
 
@@ -115,7 +115,8 @@ def with_convolution(text, name):
     """Add a convolution to the Agent class in the text of a script, as docs/extend.md explains."""
     framework = ROWS[name]["framework"]
     if name in DQN_SCRIPTS:
-        return edited(text, blocks("extend", NETWORK, "diff")[framework == "torch"])
+        place = ("linen", "nnx", "torch").index(framework)
+        return edited(text, blocks("extend", NETWORK, "diff")[place])
     *classes, encode, gaussian, _ = blocks("extend", NETWORK, "python")
     code = dict(zip(("linen", "nnx", "equinox", "torch"), classes, strict=True))[framework]
     if name in RNN_SCRIPTS:
@@ -162,7 +163,7 @@ def kernels_of(folder, inputs, outputs):
 
 
 @pytest.mark.parametrize("name", CONVOLVED)
-def test_a_convolution_trains_in_every_script(name, tmp_path, monkeypatch):
+def test_a_convolution_trains(name, tmp_path, monkeypatch):
     [command] = re.findall("ppo_cnn.py (--.+)", blocks("extend", NETWORK, "bash")[1])
     env_id = command.split()[-1]
     flags = [*SMALL.split(), "--total-timesteps", 2 * BATCH]
@@ -172,8 +173,6 @@ def test_a_convolution_trains_in_every_script(name, tmp_path, monkeypatch):
         env_id = "envs.pixel_grid:PixelGrid-v0"
     if name in DQN_SCRIPTS:
         flags = [*dqn.SMALL.split(), "--total-timesteps", 2 * 64]
-    if name in VMAP_SCRIPTS:
-        flags += ["--num-agents", 2]
     flags += ["--env-id", env_id, "--save-every", 1, "--runs-dir", tmp_path, "--run-name", "run"]
     copy = f"cnn_{name}"
     (tmp_path / f"{copy}.py").write_text(with_convolution(read_script(name), name))
@@ -184,9 +183,8 @@ def test_a_convolution_trains_in_every_script(name, tmp_path, monkeypatch):
 
     def keep(folder, *what):
         save(folder, *what)
-        if folder == tmp_path / "run":  # skip the subfolders of individual agents
-            sizes = (16, 32) if name in DQN_SCRIPTS else (INPUTS[env_id], 16)
-            saved.append(kernels_of(folder, *sizes))
+        sizes = (16, 32) if name in DQN_SCRIPTS else (INPUTS[env_id], 16)
+        saved.append(kernels_of(folder, *sizes))
 
     monkeypatch.setattr(script, "save_checkpoint", keep)
     assert main(copy, *flags) == 0
@@ -336,7 +334,37 @@ def test_a_copy_of_a_finished_run_trains_for_longer(tmp_path, monkeypatch):
         patch.setattr(sys, "argv", ["ppo_linen.py", *words])
         ppo_linen.train(ppo_linen.parse_args())
     assert (len(rows(folder)), len(rows(tmp_path / "runs/longer"))) == (2, 4)
-    assert rows(tmp_path / "runs/longer")[-1]["charts/learning_rate"] == pytest.approx(2.5e-4 / 4)
+    rates = [row["charts/learning_rate"] for row in rows(tmp_path / "runs/longer")]
+    assert rates[2:] == pytest.approx([2.5e-4 / 2, 2.5e-4 / 4])
+
+
+def test_an_nnx_agent_with_dropout_trains(copy_of, tmp_path):
+    """Each minibatch draws new numbers. Without dropout, the result is that of the script."""
+    [code] = blocks("nnx", "grad", "diff")
+    plain = copy_of("ppo_nnx_tree", "others_nnx", edited, code)
+    ours = metrics(train(plain, tmp_path, "plain", iterations=2))
+    assert_alike(ours, metrics(train("ppo_nnx_tree", tmp_path, "script", iterations=2)))
+    text = (tmp_path / "others_nnx.py").read_text()
+    layer = "        self.output = make("
+    text = text.replace(layer, f"        self.dropout = nnx.Dropout(0.5, rngs=rngs)\n{layer}")
+    text = text.replace("return self.output(x)", "return self.output(self.dropout(x))")
+    state = "nnx.state(objects, nnx.Not(nnx.RngState))"  # as the page explains under State
+    text = text.replace("nnx.state(objects)", state)
+    (tmp_path / "dropout_nnx.py").write_text(text)
+    changed = metrics(train("dropout_nnx", tmp_path, "dropout", iterations=2))
+    assert changed[0] != ours[0]
+
+
+def test_a_linen_run_continues_in_nnx(tmp_path, monkeypatch):
+    """The parameters and the state of Adam move: the metrics match a longer run to rounding."""
+    monkeypatch.chdir(tmp_path)
+    whole = train("ppo_linen", "runs", "whole", "--no-anneal-lr", iterations=4)
+    train("ppo_linen", "runs", "linen", "--no-anneal-lr", iterations=2)
+    [code] = blocks("nnx", "Move a Linen project to NNX", "python")
+    exec(code, {})
+    assert main("ppo_nnx_tree", "--resume", "runs/nnx", "--total-timesteps", 4 * BATCH) == 0
+    assert_alike(metrics(Path("runs/nnx")), metrics(whole))
+    assert (len(rows(Path("runs/nnx"))), len(rows(Path("runs/linen")))) == (4, 2)
 
 
 # === A policy in another program ================================================================
@@ -355,7 +383,6 @@ def test_a_program_in_another_folder_runs_an_episode(tmp_path):
 PLACE = "Export a policy"
 PAIRS = [
     ("ppo_linen", "ppo_torch"),
-    ("ppo_continuous_linen", "ppo_continuous_torch"),
     ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium"),
 ]
 
@@ -396,7 +423,7 @@ def read(folder):
 
 def exported(linen, pytorch):
     """Run the export program in docs/extend.md for two scripts. Return its global variables."""
-    program, discrete, _, continuous = blocks("extend", PLACE, "python")
+    program, discrete, _, continuous, *_ = blocks("extend", PLACE, "python")
     program += discrete
     if "continuous" in linen:
         program = program.replace("from ppo_linen", f"from more.{linen}")
@@ -449,22 +476,30 @@ def assert_same_actions(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
-def test_onnx_runtime_acts_like_the_linen_policy(linen, pytorch, whole_run, tmp_path, monkeypatch):
-    """The batch size may differ from the one used for the export."""
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package)
-    folder = whole_run(linen).folder
+ONNX = ["ppo_torch", "ppo_continuous_torch_gymnasium", "ppo_continuous_linen_gymnasium"]
+
+
+@pytest.mark.parametrize("name", ONNX)
+def test_onnx_runtime_acts_like_the_policy_of_a_run(name, whole_run, tmp_path, monkeypatch):
+    """The batch size may differ from the one used for the export, 2."""
+    folder = whole_run(name).folder
     (tmp_path / "runs").mkdir()
     shutil.copytree(folder, tmp_path / "runs/mine")
     monkeypatch.chdir(tmp_path)
-    code = blocks("extend", PLACE, "python")[2]
-    names = exported(linen, pytorch) | {"obs": observations(folder, 300)}
-    exec(code, names)
-    ours = importlib.import_module(linen).load_policy(folder)(names["obs"])
-    assert_same_actions(ours, names["action"])
-    [one] = names["session"].run(None, {"obs": names["obs"][:1]})
-    np.testing.assert_allclose(one, ours[:1], rtol=1e-6, atol=1e-6)
+    program, discrete, run_it, _, *from_pytorch = blocks("extend", PLACE, "python")
+    if "linen" in name:
+        names = exported(*PAIRS[1])
+    else:
+        names = {}
+        exec(program + discrete + from_pytorch["continuous" in name], names)
+    policy = importlib.import_module(name).load_policy(folder)
+    names["obs"] = observations(folder, 300)
+    exec(run_it, names)
+    assert_same_actions(policy(names["obs"]), names["action"])
+    for size in (1, 3):
+        batch = names["obs"][:size]
+        [action] = names["session"].run(None, {"obs": batch})
+        np.testing.assert_allclose(action, policy(batch), rtol=1e-6, atol=1e-6, strict=True)
 
 
 @pytest.fixture
@@ -501,8 +536,6 @@ def test_a_linen_agent_with_a_convolution_becomes_a_pytorch_agent(convolved):
 
 
 def test_onnx_runtime_acts_like_a_policy_with_a_convolution(convolved):
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package)
     exec(blocks("extend", PLACE, "python")[2], convolved)
     ours = importlib.import_module("cnn_linen").load_policy("runs/mine")(convolved["obs"])
     assert_same_actions(ours, convolved["action"])

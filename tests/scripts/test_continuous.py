@@ -162,6 +162,27 @@ def test_update_equals_numpy(learner):
     assert learner.update(storage, 5)["charts/learning_rate"] == next_rate(learner.args)
 
 
+@pytest.mark.parametrize("limit", [0.1, 1e3])
+def test_the_compiled_script_clips_only_gradients_above_the_limit(limit):
+    """The other scripts clip with a function of their framework.
+
+    With such a large epsilon, the first step of Adam subtracts the clipped gradient.
+    """
+    flags = {"adam_eps": 1e4, "learning_rate": 1e4, "update_epochs": 1, "num_minibatches": 1}
+    name = "ppo_continuous_torch_compile_gymnasium"
+    learner = make_learner(name, max_grad_norm=limit, **flags)
+    before, storage, weights = random_storage(3), random_storage(4), random_gaussian(3)
+    learner.set_weights(weights)
+    learner.watch(before)
+    normalized = reference.normalized(storage, [before], learner.args)
+    expected, _ = reference.update(weights, normalized, learner.orders(5), learner.args)
+    change = np.linalg.norm(reference.flatten(expected) - reference.flatten(weights))
+    assert change == pytest.approx(limit, 1e-3) if limit < 1 else 1 < change < limit
+    learner.update(storage, 5)
+    actual = reference.flatten(learner.get_weights())
+    np.testing.assert_allclose(actual, reference.flatten(expected), atol=1e-5)
+
+
 # === Rollouts ===================================================================================
 @cache
 def two_rollouts(name: str) -> tuple[Any, list]:
@@ -218,8 +239,10 @@ def test_actions_are_sampled_with_the_statistics_of_earlier_rollouts(name):
         assert losses["losses/clip_fraction"] == 0
 
 
-def test_rollouts_in_jax_are_exactly_equal():
-    first, *others = (name for name in CONTINUOUS_IN_GYMNAX if name in CONTINUOUS_IN_JAX)
+@pytest.mark.parametrize("names", [CONTINUOUS_IN_GYMNAX, CONTINUOUS_IN_GYMNASIUM])
+def test_rollouts_in_jax_are_exactly_equal(names):
+    first, *others = (name for name in names if name in CONTINUOUS_IN_JAX)
+    assert others
     for name in others:
         for storage, expected in zip(two_rollouts(name)[1], two_rollouts(first)[1], strict=True):
             for values, same in zip(storage, expected, strict=True):

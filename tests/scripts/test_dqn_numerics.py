@@ -17,10 +17,8 @@ EACH_REPLAY = pytest.mark.parametrize("name", REPLAYS)
 
 # === Loss and update ============================================================================
 CASES = [
-    (VECTOR, "--loss mse --optimizer adam"),
-    (VECTOR, "--loss huber --optimizer rmsprop --optimizer-eps 0.01 --double-q"),
-    (IMAGE, "--loss huber --optimizer adam --optimizer-eps 0.01 --double-q"),
-    (IMAGE, "--loss mse --optimizer rmsprop --rmsprop-decay 0.8"),
+    (VECTOR, "--loss mse --optimizer adam --optimizer-eps 0.01"),
+    (IMAGE, "--loss huber --optimizer rmsprop --optimizer-eps 0.01 --rmsprop-decay 0.8 --double-q"),
 ]
 
 
@@ -61,15 +59,14 @@ def test_initial_weights_are_as_in_pytorch(name):
 
 @EACH_AGENT
 def test_uint8_observations_are_cast_to_float32(name):
-    for obs_shape in (VECTOR, IMAGE):
-        obs = np.random.default_rng(0).integers(0, 256, (20, *obs_shape), np.uint8)
-        _, action, reward, terminated, _ = random_batch(0, 20, obs_shape, 3)
-        bytes_, floats = (make_learner(name, obs_shape, "") for _ in range(2))
-        bytes_.update((obs, action, reward, terminated, obs), 1e-3)
-        obs = obs.astype("f")
-        floats.update((obs, action, reward, terminated, obs), 1e-3)
-        for x, other in zip(bytes_.layers(), floats.layers(), strict=True):
-            np.testing.assert_array_equal(dqn.flat(x), dqn.flat(other))
+    obs = np.random.default_rng(0).integers(0, 256, (20, *IMAGE), np.uint8)
+    _, action, reward, terminated, _ = random_batch(0, 20, IMAGE, 3)
+    bytes_, floats = (make_learner(name, IMAGE, "") for _ in range(2))
+    bytes_.update((obs, action, reward, terminated, obs), 1e-3)
+    obs = obs.astype("f")
+    floats.update((obs, action, reward, terminated, obs), 1e-3)
+    for x, other in zip(bytes_.layers(), floats.layers(), strict=True):
+        np.testing.assert_array_equal(dqn.flat(x), dqn.flat(other))
 
 
 # === Replay =====================================================================================
@@ -101,7 +98,7 @@ def test_batches_are_uniform_samples_of_the_latest_transitions(name, num_adds):
 
 
 @EACH_REPLAY
-@pytest.mark.parametrize("kind", ["uint8", "int32", "bool", "float32"])
+@pytest.mark.parametrize("kind", ["uint8", "bool"])
 def test_the_replay_keeps_the_dtype_of_observations(name, kind):
     replay = Replay(name, "--num-envs 10 --buffer-size 40", obs_dtype=kind)
     replay.add(steps(0, kind))
@@ -143,9 +140,9 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
 
 
 @EACH_REPLAY
-@pytest.mark.parametrize("num_envs", [1, 3, 100])
 @pytest.mark.parametrize(
-    ("train_frequency", "learning_starts"), [(10, 7), (1, 33), (7, 100), (1000, 0)]
+    ("num_envs", "train_frequency", "learning_starts"),
+    [(1, 10, 7), (3, 1, 33), (100, 7, 100), (3, 1000, 0)],
 )
 def test_an_update_follows_every_train_frequency_environment_steps(
     name, num_envs, train_frequency, learning_starts

@@ -7,7 +7,16 @@ from itertools import product
 import pytest
 from dqn import COMPILED, LINEN_PAIR, TORCH_PAIR
 from running import parse
-from sections import DQN_SCRIPTS, SAC_PAIRS, SAC_SCRIPTS, function, read, sections
+from sections import (
+    DQN_SCRIPTS,
+    SAC_PAIRS,
+    SAC_SCRIPTS,
+    but,
+    function,
+    read,
+    sections,
+    stand_ins,
+)
 
 SECTIONS = ["Arguments", "Environment", "Agent", "Replay", "Act", "Loss", "Update", "Training"]
 SECTIONS += ["Checkpoint", "Run log"]
@@ -55,7 +64,7 @@ IN_GYMNASIUM = [x for x in (*DQN_SCRIPTS, *SAC_SCRIPTS) if "gymnasium" in x]
     [
         ("__post_init__", [x for x in DQN_SCRIPTS if "gymnasium" not in x]),
         ("epsilon_after", DQN_SCRIPTS),
-        ("updates_after", [x for x in DQN_SCRIPTS if x != "dqn_linen"]),
+        ("updates_after", but(DQN_SCRIPTS, "dqn_linen", "dqn_nnx")),
         ("updates_due", IN_GYMNASIUM),
         ("mean_losses", [x for x in DQN_SCRIPTS if "torch" in x]),
         ("episode_statistics", IN_GYMNASIUM),
@@ -65,7 +74,7 @@ def test_functions_that_are_tested_in_one_script_are_identical_in_all(wanted, sc
     assert len({function(name, wanted) for name in scripts}) == 1
 
 
-@pytest.mark.parametrize("name", ["dqn_linen", "sac_linen"])
+@pytest.mark.parametrize("name", ["dqn_linen", "dqn_nnx", "sac_linen", "sac_nnx"])
 def test_the_replay_is_donated(name):
     """Otherwise, XLA would copy the replay buffer in every iteration."""
     assert "donate_argnums=(0, 1, 2, 3))" in sections(read(name))["Training"]
@@ -80,9 +89,12 @@ def test_the_seed_is_set_before_the_weights_are_initialized(name):
 # === Flags ======================================================================================
 @pytest.mark.parametrize(
     ("name", "preset"),
-    [*product(DQN_SCRIPTS, ["cartpole", "minatar"]), *product(SAC_SCRIPTS, ["pendulum", "mujoco"])],
+    [
+        *product(stand_ins("Arguments", DQN_SCRIPTS), ["cartpole", "minatar"]),
+        *product(stand_ins("Arguments", SAC_SCRIPTS), ["pendulum", "mujoco"]),
+    ],
 )
-def test_flags_and_defaults_are_the_same_in_all_frameworks(name, preset):
+def test_flags_and_defaults_are_the_same_for_all_environments(name, preset):
     linen = f"{name[:3]}_linen"
     ours, first = (vars(parse(x, preset)) for x in (name, linen))
     own = {"vectorization", "sticky_actions", "full_actions", "max_episode_steps"}
@@ -93,8 +105,8 @@ def test_flags_and_defaults_are_the_same_in_all_frameworks(name, preset):
     assert parse(name, preset, "--seed", 5).seed == 5  # flags override the preset
 
 
-@EACH
-def test_help_texts_of_flags_are_the_same_in_all_frameworks(name):
+@pytest.mark.parametrize("name", stand_ins("Arguments", (*DQN_SCRIPTS, *SAC_SCRIPTS)))
+def test_help_texts_of_flags_are_the_same_for_all_environments(name):
     """tyro takes help texts from the comments in Args."""
     linen = f"{name[:3]}_linen"
     line = re.compile(r"^    (\w+): (.+)$", re.M)

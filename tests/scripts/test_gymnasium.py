@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import sys
-from typing import Any
 
 import gymnasium
 import minatar.gym
@@ -15,12 +14,11 @@ import psutil
 import pytest
 from conftest import ROOT, start_process, wait_for
 from frameworks import make_env
-from running import info
-from scripted import OnlyObs, Sensor
-from sections import CONTINUOUS_IN_GYMNASIUM, path_of, scripts, stand_ins
+from running import command, info, train
+from scripted import ArmError, Sensor
+from sections import CONTINUOUS_IN_GYMNASIUM, scripts, stand_ins
 
 import ppo_linen_gymnasium as script
-import ppo_torch_gymnasium
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,27 +106,21 @@ def make_by(name, env_id):
 
 
 @pytest.mark.parametrize("name", stand_ins("Environment", ALL))
-def test_a_resumed_run_starts_and_announces_new_episodes(name, capsys):
+def test_a_resumed_run_starts_new_episodes(name):
     """The seeds of the new episodes depend only on the iteration."""
     env = make_by(name, "CartPole-v1" if is_discrete(name) else "Pendulum-v1")
-    first = env.reset()
-    assert capsys.readouterr().out == ""
-    again = env.reset(7)
-    assert capsys.readouterr().out.startswith("Starting new episodes: ")
+    first, again = env.reset(), env.reset(7)
     np.testing.assert_array_equal(env.reset(7), again)
     rows = np.concatenate([first, again, env.reset(8)])
     assert len(np.unique(rows, axis=0)) == 12
 
 
-@pytest.mark.parametrize("name", stand_ins("Environment", ALL))
-def test_an_environment_with_a_wrapper_that_has_a_lambda(name):
+def test_an_environment_with_a_wrapper_that_has_a_lambda():
     """The wrapper, which doubles the rewards, cannot be part of the EnvSpec."""
     rewards = []
-    env_id = "ProbeSignal-v0" if is_discrete(name) else "Aim-v0"
-    for kind in (env_id, f"Doubled{env_id}"):
-        env = make_by(name, kind)
-        env.reset()
-        rewards.append(env.step(zero_action(name))[1]["reward"])
+    for env_id in ("ProbeSignal-v0", "DoubledProbeSignal-v0"):
+        env, _ = make(env_id, 4, "sync")
+        rewards.append(env.step(np.zeros(4, int))[1]["reward"])
     np.testing.assert_allclose(rewards[1], 2 * rewards[0])
     assert rewards[0].any()
 
@@ -145,24 +137,38 @@ def test_bounds_in_float64(name):
 
 # === Calls and values ===========================================================================
 @pytest.mark.parametrize("name", stand_ins("Environment", ALL))
+@pytest.mark.parametrize("kind", ["f8", "i8", "u8", "f4", "i4", "u1"])
+def test_64_bit_observations_become_float32(name, kind, monkeypatch):
+    """JAX would take integers modulo 2**32. Other types are kept."""
+    largest = 200 if kind == "u1" else 2.0**24
+    obs = (largest, largest, 2.0**40 if kind in ("f8", "i8", "u8") else 0)
+    space = gymnasium.spaces.Box(0, np.array(obs), (3,), kind)
+    monkeypatch.setattr(Sensor, "observation_space", space)
+    monkeypatch.setattr(Sensor, "obs", obs)
+    env = make_by(name, "Sensor-v0" if is_discrete(name) else "ContinuousSensor-v0")
+    first = env.reset()
+    for _ in range(4):  # the last step ends the episodes
+        last, result = env.step(zero_action(name))
+    for found in (first, last, result["next_obs"]):
+        assert found.dtype == ("f4" if "8" in kind else kind)
+        np.testing.assert_array_equal(found, [obs] * 4)
+
+
+@pytest.mark.parametrize("name", stand_ins("Environment", ALL))
 @pytest.mark.parametrize(
-    ("attribute", "value", "what"),
+    ("attribute", "value"),
     [
-        ("obs", (1.0, np.nan, 3.0), "an observation"),
-        ("obs", (1.0, 2.0, -np.inf), "an observation"),
-        ("reward", np.nan, "a reward"),
-        ("reward", np.inf, "a reward"),
-        ("reward", 1e39, "a reward"),  # infinite in float32
+        ("obs", (1.0, np.nan, 3.0)),
+        ("obs", (1.0, 2.0, -np.inf)),
+        ("reward", np.nan),
+        ("reward", 1e39),  # infinite in float32
     ],
 )
-def test_nan_and_infinity_are_errors_that_name_environment_and_step(name, attribute, value, what):
+def test_nan_and_infinity_are_errors_that_name_the_environment(name, attribute, value):
     env = make_by(name, "Sensor-v0" if is_discrete(name) else "ContinuousSensor-v0")
     env.reset()
-    for _ in range(6):  # episodes have four steps
-        env.step(zero_action(name))
     setattr(env.envs.envs[2].unwrapped, attribute, value)
-    said = rf"environment 2 returned {what} with NaN or inf \(step 7 "
-    with pytest.raises(FloatingPointError, match=said):
+    with pytest.raises(FloatingPointError, match="environment 2 "):
         env.step(zero_action(name))
 
 
@@ -171,7 +177,7 @@ def test_nan_in_the_first_observation_of_an_episode_is_an_error(name):
     env = make_by(name, "Sensor-v0" if is_discrete(name) else "ContinuousSensor-v0")
     sensor = env.envs.envs[3].unwrapped
     sensor.obs = (np.nan, 2.0, 3.0)
-    with pytest.raises(FloatingPointError, match="environment 3 returned an observation"):
+    with pytest.raises(FloatingPointError, match="environment 3 "):
         env.reset()
     sensor.obs = Sensor.obs
     env.reset()
@@ -184,16 +190,8 @@ def test_nan_in_the_first_observation_of_an_episode_is_an_error(name):
     sensor.reset = reset
     for _ in range(3):
         env.step(zero_action(name))
-    with pytest.raises(FloatingPointError, match=r"environment 3 .* \(step 4 "):
+    with pytest.raises(FloatingPointError, match="environment 3 "):
         env.step(zero_action(name))  # the last step of the episode
-
-
-@pytest.mark.parametrize("name", stand_ins("Environment", CONTINUOUS_IN_GYMNASIUM))
-def test_nan_actions_are_not_blamed_on_the_environment(name):
-    env = make_by(name, "ContinuousSensor-v0")
-    env.reset()
-    with pytest.raises(FloatingPointError, match="training has diverged"):
-        env.step(np.full((4, 2), np.nan, np.float32))
 
 
 @pytest.mark.parametrize("name", stand_ins("Environment", CONTINUOUS_IN_GYMNASIUM))
@@ -205,108 +203,12 @@ def test_the_widest_bounds(name):
     np.testing.assert_array_equal(found, np.array([[-widest], [widest / 2], [widest]]))
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_options_are_none_in_every_reset(vectorization):
-    env, obs = make("NeedsNoOptions-v0", 2, vectorization)
+def test_options_are_none_in_every_reset():
+    env, obs = make("NeedsNoOptions-v0", 2, "sync")
     assert (obs == 1).all()
     for _ in range(3):  # each step ends an episode
         obs, _ = env.step(np.zeros(2, int))
         assert (obs == 1).all()
-
-
-@pytest.mark.parametrize("name", stand_ins("Environment", ALL))
-def test_the_old_api_is_rejected(name):
-    """reset returns an array of two rows, which Python would unpack like (obs, info)."""
-    reset = importlib.import_module(name).EnvWrapper(OnlyObs()).reset
-    with pytest.raises(TypeError, match=r"reset must return \(obs, info\)"):
-        reset(seed=1)
-
-
-# === Processes ==================================================================================
-def still_running(processes):
-    _, left = psutil.wait_procs(processes, timeout=15)
-    return [x for x in left if x.is_running() and x.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_workers_do_not_receive_the_signals_of_a_terminal():
-    """A terminal sends signals to a process group, and each worker is in a separate group."""
-    env, _ = make("Scripted-v0", 2, "async")
-    assert [os.getpgid(x.pid) for x in env.envs.processes] == [x.pid for x in env.envs.processes]
-    assert os.getpgid(0) != os.getpid() or os.getsid(0) != os.getpid()  # this process has not moved
-
-
-def create_and_wait(pipe):
-    """Create environments, send the ids of their processes, and wait."""
-    env, _ = make("Scripted-v0", 2, "async")
-    pipe.send([x.pid for x in env.envs.processes])
-    signal.pause()
-
-
-def test_a_killed_process_leaves_no_worker():
-    ours, its = multiprocessing.Pipe()
-    parent = multiprocessing.get_context("forkserver").Process(target=create_and_wait, args=(its,))
-    parent.start()
-    workers = [psutil.Process(pid) for pid in ours.recv()]
-    parent.kill()
-    assert not still_running(workers)
-
-
-def start_training(env_id, vectorization, folder, total_timesteps):
-    flags = f"--env-id {env_id} --vectorization {vectorization} --num-envs 2 --run-name run"
-    flags += f" --num-steps 32 --num-minibatches 1 --total-timesteps {total_timesteps}"
-    words = [sys.executable, path_of("ppo_torch_gymnasium"), *flags.split()]
-    return start_process(words, folder, os.environ | {"PYTHONPATH": str(ROOT / "tests/helpers")})
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_processes_started_by_an_environment_end_with_the_run(number, tmp_path):
-    process = start_training("scripted:Parent-v0", "async", tmp_path, 10**9)
-    log = tmp_path / "runs/run/metrics.jsonl"
-    wait_for(lambda: process.poll() is not None or (log.exists() and log.stat().st_size > 0))
-    started = psutil.Process(process.pid).children(recursive=True)
-    assert len(started) >= 2 + 2  # two workers and two simulators
-    os.killpg(process.pid, number)
-    process.communicate(timeout=120)  # returns when all processes have closed the pipes
-    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert not still_running(started)
-
-
-def test_workers_whose_environment_hangs_end_if_the_run_is_killed(tmp_path):
-    process = start_training("scripted:Hangs-v0", "async", tmp_path, 640)
-    while "hanging" not in process.stdout.readline():
-        assert process.poll() is None
-    started = psutil.Process(process.pid).children(recursive=True)
-    assert len(started) >= 2
-    process.kill()
-    process.communicate(timeout=60)  # returns when all processes have closed the pipes
-    assert not still_running(started)
-
-
-def failed(env_id, vectorization, tmp_path):
-    """Start a training that fails. Return the last three lines of stderr."""
-    process = start_training(env_id, vectorization, tmp_path, 640)
-    _, errors = process.communicate(timeout=120)  # returns when all processes have closed the pipes
-    assert process.returncode == 1
-    assert not (tmp_path / "runs/run").exists()  # no iteration finished
-    return errors.splitlines()[-3:]
-
-
-FAILURES = [
-    ("Fails", "sync", "RuntimeError: ArmError: the left arm has fallen off"),
-    ("Fails", "async", "RuntimeError: ArmError: the left arm has fallen off"),
-    ("Unpicklable", "async", "RuntimeError: LockedError: the left arm has fallen off"),
-    ("Exits", "sync", "RuntimeError: SystemExit: "),
-    ("Exits", "async", "RuntimeError: SystemExit: "),
-    ("FailsAtStart", "sync", "scripted.ArmError: the left arm is not there"),
-    ("FailsInWorker", "async", "scripted.ArmError: the left arm is not there"),
-    ("BrokenSensor", "async", "FloatingPointError: environment 0 returned an observation with NaN"),
-    ("ConnectionFails", "async", "ConnectionResetError: the simulator hung up"),
-]
-
-
-@pytest.mark.parametrize(("env_id", "vectorization", "said"), FAILURES)
-def test_the_last_line_is_the_error_of_the_environment(env_id, vectorization, said, tmp_path):
-    assert failed(f"scripted:{env_id}-v0", vectorization, tmp_path)[-1].startswith(said)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -317,28 +219,55 @@ def test_observations_are_not_cast_or_reshaped(env_id, error, vectorization):
         make(f"{env_id}-v0", 2, vectorization)
 
 
-def test_a_resumed_run_that_fails_keeps_its_folder(tmp_path):
-    flags: dict[str, Any] = {"num_envs": 2, "num_steps": 32, "num_minibatches": 1}
-    flags |= {"total_timesteps": 640, "runs_dir": str(tmp_path), "run_name": "run"}
-    args = ppo_torch_gymnasium.Args(env_id="scripted:Fails-v0", **flags)
-    log = ppo_torch_gymnasium.RunLog(args, 0, [], obs_shape=(2, 2), num_actions=3)
-    log.metrics.close()  # releases the lock
-    env = os.environ | {"PYTHONPATH": str(ROOT / "tests/helpers")}
-    words = [sys.executable, path_of("ppo_torch_gymnasium"), "--resume", log.dir]
-    process = start_process(words, tmp_path, env)
-    assert "the left arm has fallen off" in process.communicate(timeout=120)[1]
-    assert info(log.dir)["resumed"] == [0]
+def test_a_run_is_complete_even_if_its_environments_cannot_be_closed(tmp_path):
+    with pytest.raises(ArmError):
+        train("ppo_torch_gymnasium", tmp_path, "run", "--env-id", "FailsToClose-v0", iterations=1)
+    assert info(tmp_path / "run")["status"] == "completed"
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_threads_of_an_environment_end_with_the_run(vectorization, tmp_path):
-    process = start_training("scripted:Threaded-v0", vectorization, tmp_path, 64)
-    process.communicate(timeout=120)
-    assert process.returncode == 0
+# === Processes ==================================================================================
+def still_running(processes):
+    _, left = psutil.wait_procs(processes, timeout=15)
+    return [x for x in left if x.is_running() and x.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_worker_that_dies_ends_the_run(tmp_path):
-    assert "EOFError" in failed("scripted:Quits-v0", "async", tmp_path)
+def start_training(env_id, tmp_path, iterations):
+    """Train in async with an environment in scripted.py. Stderr of all processes is one pipe."""
+    flags = ["--vectorization", "async", "--env-id", f"scripted:{env_id}-v0"]
+    words = command("ppo_torch_gymnasium", "run", iterations, *flags)
+    return start_process(words, tmp_path, os.environ | {"PYTHONPATH": str(ROOT / "tests/helpers")})
+
+
+@pytest.mark.parametrize(
+    ("number", "send", "status"),
+    [
+        (signal.SIGINT, os.killpg, 128 + signal.SIGINT),  # as Ctrl-C in a terminal
+        (signal.SIGTERM, os.kill, 128 + signal.SIGTERM),
+        (signal.SIGKILL, os.kill, -signal.SIGKILL),
+    ],
+)
+def test_a_signal_ends_the_workers(number, send, status, tmp_path):
+    process = start_training("Constant", tmp_path, 10**6)
+    log = tmp_path / "runs/run/metrics.jsonl"
+    wait_for(lambda: process.poll() is not None or (log.exists() and log.stat().st_size > 0))
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 4
+    send(process.pid, number)
+    process.communicate(timeout=120)  # returns when all processes have closed the pipes
+    assert process.returncode == status
+    assert not still_running(started)
+    if number != signal.SIGKILL:
+        assert info(tmp_path / "runs/run")["status"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "error"), [("Fails", "left arm has fallen off"), ("FailsInWorker", "is not there")]
+)
+def test_an_exception_in_a_worker_ends_the_run_and_the_workers(env_id, error, tmp_path):
+    process = start_training(env_id, tmp_path, 2)
+    _, errors = process.communicate(timeout=120)  # returns when all processes closed the pipes
+    assert process.returncode == 1
+    assert error in errors
 
 
 # === Invalid input ==============================================================================

@@ -8,7 +8,6 @@ import importlib
 import inspect
 import shutil
 from functools import partial
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 from flax.serialization import msgpack_restore, msgpack_serialize
 from gymnasium.envs.classic_control import PendulumEnv
 from gymnax.environments.classic_control.pendulum import Pendulum
@@ -28,6 +28,7 @@ from running import (
     arrays,
     assert_close,
     assert_same_checkpoints,
+    change,
     main,
     make_whole_run,
     metrics,
@@ -36,11 +37,12 @@ from running import (
     rows,
 )
 from scipy.stats import kstest
-from sections import SAC_SCRIPTS
+from sections import ROWS, SAC_SCRIPTS, but, stand_ins
 
 COMPILED = "sac_torch_compile_gymnasium"
 EACH = pytest.mark.parametrize("name", SAC_SCRIPTS)
-IN_GYMNASIUM = [x for x in SAC_SCRIPTS if "gymnasium" in x]
+IN_SCAN = ("sac_linen", "sac_nnx")  # an iteration is one compiled loop
+IN_GYMNASIUM = tuple(x for x in SAC_SCRIPTS if "gymnasium" in x)
 OBS_DIM, ACTION_DIM, BATCH = 3, 2, 16
 LOSSES = [f"losses/{x}" for x in ("td_loss", "q_value", "actor_loss", "entropy", "alpha")]
 
@@ -202,6 +204,49 @@ class Linen:
         return [np.array(x) for x in self.draw_fn(mean, log_std, noise)]
 
 
+class NNX(Linen):
+    """NNX version of Linen. The state is a dict of arrays."""
+
+    def __init__(self, script: Any, args: Any) -> None:
+        self.script, self.args = script, args
+        key = jax.random.PRNGKey(args.seed)
+        objects = script.make_agent(args, (OBS_DIM,), ACTION_DIM, key)
+        self.graphdef, state = nnx.split(objects, graph=False)
+        self.state = nnx.to_pure_dict(state)
+        self.update_fn = jax.jit(self.new_state)
+        self.grad_fn = jax.jit(self.grads_of)
+        self.draw_fn = jax.jit(script.draw_action)
+
+    def new_state(self, state, losses, batch, noise, rate):
+        if "gymnasium" in self.script.__name__:
+            return self.script.update(state, losses, batch, noise, rate, self.graphdef, self.args)
+        objects = nnx.merge(self.graphdef, state)
+        losses = self.script.update(objects, losses, batch, noise, rate, self.args)
+        return nnx.to_pure_dict(nnx.state(objects)), losses
+
+    def grads_of(self, state, batch, noise):
+        agent, target_critics, _ = nnx.merge(self.graphdef, state)
+        grad_fn = jax.grad(self.script.sac_loss, has_aux=True)
+        grads, losses = grad_fn(agent, target_critics, batch, noise, self.args)
+        return nnx.to_pure_dict(nnx.state(grads)), losses
+
+    def weights(self) -> dict:
+        return to_weights(jax.tree.leaves(self.state["agent"]))
+
+    def target_critics(self) -> list:
+        return to_critics(jax.tree.leaves(self.state["target_critics"]))
+
+    def set_weights(self, weights: dict) -> None:
+        leaves = [jnp.asarray(x, jnp.float32) for x in jax.tree.leaves(weights)]
+        agent = jax.tree.unflatten(jax.tree.structure(self.state["agent"]), leaves)
+        self.state = self.state | {"agent": agent}
+
+    def losses_and_grads(self, batch: tuple, noise: np.ndarray) -> tuple[dict, dict]:
+        batch = self.script.Transition(*map(jnp.array, batch))
+        grads, losses = self.grad_fn(self.state, batch, noise)
+        return losses, to_weights(jax.tree.leaves(grads))
+
+
 class Torch:
     """PyTorch version of Linen, without torch.compile."""
 
@@ -247,6 +292,8 @@ class Torch:
 LEARNERS = {
     "sac_linen": Linen,
     "sac_linen_gymnasium": Linen,
+    "sac_nnx": NNX,
+    "sac_nnx_gymnasium": NNX,
     "sac_torch": Torch,
     "sac_torch_gymnasium": Torch,
     COMPILED: Torch,
@@ -474,7 +521,7 @@ def known_run(request, tmp_path_factory):
 
 def make_nan_replays(patch, name):
     script = importlib.import_module(name)
-    if name == "sac_linen":
+    if name in IN_SCAN:
         make_replay = script.make_replay
 
         def make_nan(*args):
@@ -508,7 +555,7 @@ def stored_in(folder):
 
 def weights_in(folder):
     """Return the weights in a checkpoint."""
-    prefixes = ("train_state/params/", "agent/")
+    prefixes = ("train_state/params/", "train_state/agent/", "agent/")
     named = {x: y for x, y in arrays(folder).items() if x.startswith(prefixes)}
     return to_weights(in_order(named))
 
@@ -569,8 +616,10 @@ def test_episode_statistics_match_numpy(known_run):
 # One transfer per metric that is an array, and one per step for the Gymnasium actions. On a CPU,
 # JAX shares the memory of the actions with NumPy, so there is no transfer.
 TRANSFERS = {
-    "sac_linen": 14,
-    "sac_linen_gymnasium": 5,  # losses
+    "sac_linen": 15,
+    "sac_nnx": 15,
+    "sac_linen_gymnasium": 6,  # losses and the norm of the parameters
+    "sac_nnx_gymnasium": 6,
     "sac_torch": 12,  # losses and episode statistics
     "sac_torch_gymnasium": 250 + 5,
     COMPILED: 250 + 6,  # losses and learning rate
@@ -617,12 +666,16 @@ def add_to_output(folder, change):
         torch.save(checkpoint, path)
     else:
         checkpoint = msgpack_restore(path.read_bytes())
-        layer = checkpoint["train_state"]["params"]["actor"]["params"]["MLP_0"]["Dense_2"]
+        state = checkpoint["train_state"]
+        if "agent" in state:  # NNX
+            layer = state["agent"]["actor"]["mlp"]["output"]
+        else:
+            layer = state["params"]["actor"]["params"]["MLP_0"]["Dense_2"]
         layer["bias"] = layer["bias"] + np.array(change, "f")
         path.write_bytes(msgpack_serialize(checkpoint))
 
 
-def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch, capsys):
+def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch):
     """In Gymnasium, resuming starts new episodes, so all episodes must be identical."""
     name, whole = known_run.name, known_run.folder
     op_by_op(monkeypatch, importlib.import_module(name))  # as in known_run
@@ -632,13 +685,12 @@ def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch, capsy
         whole = run.folder
         folder = rewind(run, tmp_path / "killed alike")
     assert main(name, "--resume", folder) == 0
-    assert ("Starting new episodes" in capsys.readouterr().out) == ("gymnasium" in name)
     assert metrics(folder) == metrics(whole)
     assert_same_checkpoints(folder, whole)
 
 
 @EACH
-def test_without_a_saved_replay_updates_wait_for_a_new_one(name, tmp_path, monkeypatch, capsys):
+def test_without_a_saved_replay_updates_wait_for_a_new_one(name, tmp_path, monkeypatch):
     """After resuming, the actor chooses all actions, which are always 0.5 in this test."""
     script = importlib.import_module(name)
     make_nan_replays(monkeypatch, name)
@@ -647,10 +699,8 @@ def test_without_a_saved_replay_updates_wait_for_a_new_one(name, tmp_path, monke
     run = make_whole_run(name, tmp_path, lambda place: train(name, place, "--no-save-replay"))
     assert [len(x) for x in stored_in(run.folder)] == [0] * 5
     folder = rewind(run, tmp_path / "killed")
-    capsys.readouterr()
-    assert main(name, "--resume", folder, "--save-replay") == 0
-    message = "The checkpoint has no replay buffer: updates continue after 1500 new steps.\n"
-    assert message in capsys.readouterr().out
+    change(folder, {"save_replay": True})  # a resumed run keeps its arguments
+    assert main(name, "--resume", folder) == 0
     assert [row["charts/updates"] for row in rows(folder)] == [0, 62, 0, 62]
     assert rows(folder)[-1]["losses/td_loss"] is not None
     action = stored_in(folder)[1]
@@ -686,6 +736,12 @@ def record_updates(patch, name) -> list[Update]:
         jax.debug.callback(keep, *known_run, tuple(batch), noise, rate, ordered=True)
         return update(state, losses, batch, noise, rate, args)
 
+    def in_nnx(state, losses, batch, noise, rate, *others):
+        objects = nnx.merge(others[0], state) if "gymnasium" in name else state
+        known_run = jax.tree.leaves(objects.agent), jax.tree.leaves(objects.target_critics)
+        jax.debug.callback(keep, *known_run, tuple(batch), noise, rate, ordered=True)
+        return update(state, losses, batch, noise, rate, *others)
+
     def in_torch(agent, target_critics, optimizer, batch, noise, args):
         known_run = in_order(agent.state_dict()), in_order(target_critics.state_dict())
         keep(*known_run, batch, noise, optimizer.param_groups[0]["lr"])
@@ -702,7 +758,8 @@ def record_updates(patch, name) -> list[Update]:
         given = to_weights(weights), to_critics(target_critics), batch, np.array(noise)
         found.append(Update(*given, float(rate)))
 
-    recorded = in_linen if "linen" in name else in_compiled if name == COMPILED else in_torch
+    kinds = {"linen": in_linen, "nnx": in_nnx, "torch": in_torch}
+    recorded = in_compiled if name == COMPILED else kinds[ROWS[name]["framework"]]
     patch.setattr(script, "update", recorded)
     return found
 
@@ -768,25 +825,6 @@ def test_the_learning_rate_decays_per_iteration(trained):
     np.testing.assert_allclose(logged, [1e-3, *rates], rtol=1e-6)
 
 
-def test_flags_of_the_update_can_change_in_a_resumed_run(trained, tmp_path, monkeypatch):
-    """The learning rate schedule, the batch size and tau change."""
-    op_by_op(monkeypatch, importlib.import_module(trained.name))
-    updates = record_updates(monkeypatch, trained.name)
-    folder = rewind(trained.run, tmp_path / "killed")
-    flags = "--learning-rate 6e-3 --total-timesteps 360 --batch-size 16 --tau 0.5"
-    assert main(trained.name, "--resume", folder, *flags.split()) == 0
-    jax.effects_barrier()
-    rates = [x.rate for x in updates[::60]]
-    np.testing.assert_allclose(rates, [4e-3, 3e-3, 2e-3, 1e-3], rtol=1e-6)
-    logged = [row["charts/learning_rate"] for row in rows(folder)]
-    np.testing.assert_allclose(logged[2:], rates, rtol=1e-6)
-    assert {len(x.batch[0]) for x in updates} == {16}
-    for before, after in pairwise(updates):
-        critics, _ = ravel(after.weights["critics"])
-        expected = (ravel(before.target_critics)[0] + critics) / 2
-        np.testing.assert_allclose(ravel(after.target_critics)[0], expected, rtol=1e-3, atol=1e-5)
-
-
 def test_the_call_that_compiles_leaves_no_trace(tmp_path, monkeypatch):
     """A run without updates ends as in eager PyTorch, including the random generator states."""
     op_by_op(monkeypatch, importlib.import_module(COMPILED))
@@ -819,15 +857,15 @@ def test_the_replay_keeps_the_dtype_of_observations(name, tmp_path, monkeypatch)
         assert stored_in(tmp_path / "double")[0].dtype == np.float32
 
 
-@EACH
+@pytest.mark.parametrize("name", stand_ins("Replay", SAC_SCRIPTS))
 def test_the_size_of_a_large_replay_is_printed(name, capsys):
     """The arrays are never filled, so the test does not need 1.2 GB of memory."""
     script = importlib.import_module(name)
     for obs_size in (9_000, 12_000):
         sizes = script.Args(buffer_size=50_000), (obs_size,), np.dtype(np.uint8), 1
-        if name == "sac_linen":
+        if name in IN_SCAN:
             jax.eval_shape(lambda sizes=sizes: script.make_replay(*sizes))
-        elif name == "sac_linen_gymnasium":
+        elif "torch" not in name:
             script.Replay(*sizes)
         else:
             script.Replay(*sizes, torch.device("meta"))
@@ -835,12 +873,12 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
     assert capsys.readouterr().out == message
 
 
-@pytest.mark.parametrize("name", [x for x in SAC_SCRIPTS if x != "sac_linen"])
+@pytest.mark.parametrize("name", but(tuple(stand_ins("Replay", SAC_SCRIPTS)), "sac_linen"))
 def test_a_resumed_full_replay_buffer_overwrites_the_oldest_transition(name):
     """With three entries, transitions 0 to 3 are added before the run resumes, and 4 after it."""
     script = importlib.import_module(name)
     inputs = script.Args(num_envs=1, buffer_size=3), (1,), np.dtype(np.float32), 1
-    device = () if name == "sac_linen_gymnasium" else (torch.device("cpu"),)
+    device = (torch.device("cpu"),) if "torch" in name else ()
     replay, resumed = (script.Replay(*inputs, *device) for _ in range(2))
     for number in range(5):
         if number == 4:
@@ -852,7 +890,7 @@ def test_a_resumed_full_replay_buffer_overwrites_the_oldest_transition(name):
 
 
 # === Gymnasium ==================================================================================
-@pytest.mark.parametrize("name", IN_GYMNASIUM)
+@pytest.mark.parametrize("name", stand_ins("Environment", IN_GYMNASIUM))
 def test_a_resumed_run_starts_new_episodes(name):
     """The new episodes depend on the iteration, and differ from the first ones."""
     env = importlib.import_module(name).VecEnv("Pendulum-v1", 2, "sync", 1)
@@ -913,8 +951,8 @@ def test_actions_are_inside_bounds_that_are_not_binary_fractions(name, tmp_path,
         folder = tmp_path / f"{bits}"
         train(name, folder, f"{LEARNING} --env-id {env_id} --total-timesteps 60")
         obs = np.zeros((2, 3), "f")
-        for change, expected in ((99, [0.2, -0.2]), (-198, [-0.1, 0.1])):
-            add_to_output(folder, [change, -change, 0, 0])  # tanh maps these means to -1 or 1
+        for shift, expected in ((99, [0.2, -0.2]), (-198, [-0.1, 0.1])):
+            add_to_output(folder, [shift, -shift, 0, 0])  # tanh maps these means to -1 or 1
             policy = script.load_policy(folder)
             for action in (*policy(obs), *policy(obs, sample=True)):
                 assert space.contains(action) and action.dtype == space.dtype
@@ -937,7 +975,7 @@ def assert_steps_are_inside(script, env_id, space):
 
 
 # === Counts =====================================================================================
-@EACH
+@pytest.mark.parametrize("name", stand_ins("Arguments", SAC_SCRIPTS))
 def test_counts_below_the_minimum_are_usage_errors(name, monkeypatch, capfd):
     dqn.assert_counts_are_checked(name, ["learning-starts"], monkeypatch, capfd)
 

@@ -1,0 +1,719 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnasium==1.3.0",
+#   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
+"""PPO in JAX with Flax NNX, and Gymnasium environments on the CPU.
+
+    python more/ppo_nnx_gymnasium.py --env-id CartPole-v1 --seed 1
+
+Start reading at Environment. The main ideas:
+- VecEnv steps the environments one after another (--vectorization sync), or each in its own
+  process (async). Both run on the CPU, in NumPy.
+- VecEnv.step() restarts finished environments at once. By default, Gymnasium would use the next
+  step for the restart.
+- rollout() is a Python loop: each step calls one jitted function, policy(). train() compiles
+  it with nnx.jit_partial, because a call of nnx.jit takes much longer.
+- A resumed run starts new episodes, because Gymnasium environments cannot be saved.
+Lines marked "# sync" wait for the device.
+
+Compare with ppo_linen_gymnasium.py to see what Flax NNX changes, or with ppo_nnx_tree.py for
+environments in JAX.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads slow down orthogonal() for wide layers
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax import nnx
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+from jax.nn.initializers import orthogonal
+from tensorboard.summary import Writer
+
+
+# === Arguments ==================================================================================
+@dataclass
+class Args:
+    seed: int = 1  # random seed
+    env_id: str = "CartPole-v1"  # Gymnasium id with discrete actions, or my_module:MyEnv-v0
+    total_timesteps: int = 819_200  # environment steps, rounded down to whole rollouts
+    learning_rate: float = 2.5e-4  # Adam's learning rate
+    anneal_lr: bool = True  # decay the learning rate linearly to 0
+    num_envs: int = 32  # parallel environments
+    num_steps: int = 256  # steps per environment in each rollout
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
+    num_minibatches: int = 8  # minibatches per epoch
+    update_epochs: int = 10  # passes over each rollout
+    norm_adv: bool = True  # normalize advantages in each minibatch
+    clip_coef: float = 0.2  # clipping range for the probability ratio and the value
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # maximum global norm of the gradient
+    adam_eps: float = 1e-5  # Adam's epsilon
+    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layer sizes of the actor and the critic
+    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
+    vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
+    sync_for_timing: bool = False  # wait for the device after each rollout, to time it separately
+    runs_dir: str = "runs"  # where run folders are created
+    run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases as well
+    save_every: int = 0  # save a checkpoint every N iterations; 0: up to ten per run
+    resume: str = ""  # run folder to continue, with its arguments
+
+    def __post_init__(self) -> None:
+        """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
+        # Absolute paths stay valid if an environment changes the working directory.
+        self.runs_dir = os.path.abspath(self.runs_dir)
+        if self.resume:
+            self.resume = os.path.abspath(self.resume)
+        if self.seed not in range(2**32):
+            raise ValueError("--seed must be between 0 and 2**32 - 1")
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+        if not self.max_grad_norm > 0:
+            raise ValueError("--max-grad-norm must be positive")
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
+        if self.batch_size % self.num_minibatches != 0:
+            raise ValueError(f"--num-minibatches must divide the batch size ({self.batch_size})")
+        if self.num_iterations < 1:
+            raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
+        if min(self.hidden_sizes, default=1) < 1:
+            raise ValueError("--hidden-sizes must be at least 1")
+
+
+def parse_args() -> Args:
+    """Parse the command line. With --resume, the run's arguments are the defaults."""
+    return tyro.cli(Args, default=args_to_resume() or Args())
+
+
+# === Environment ================================================================================
+class VecEnv:
+    """N = num_envs Gymnasium environments stepped together. Finished ones restart automatically.
+
+    Runs in NumPy, on the CPU. options are keyword arguments for the environment, like render_mode.
+    """
+
+    def __init__(
+        self, env_id: str, num_envs: int, vectorization: str, seed: int, **options: Any
+    ) -> None:
+        sys.path.append(os.getcwd())  # to find my_module in my_module:MyEnv-v0
+        vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+        if vectorization == "async":
+            vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
+            vector_options["shared_memory"] = False  # it would silently cast and reshape obs
+        try:
+            self.envs: Any = gymnasium.make_vec(
+                env_id, num_envs, vectorization, vector_options, [EnvWrapper], **options
+            )
+        except gymnasium.error.Error as error:
+            fail(f"--env-id: {error}")
+        space = self.envs.single_action_space
+        if not isinstance(space, Discrete) or space.start != 0:
+            hint = "for a Box, use more/ppo_continuous_linen_gymnasium.py or its PyTorch version"
+            fail(f"--env-id: the action space must be Discrete with start=0, not {space}; {hint}")
+        obs_space = self.envs.single_observation_space
+        if not isinstance(obs_space, Box):
+            hint = "wrap the environment in gymnasium.wrappers.FlattenObservation"
+            fail(f"--env-id: the observation space must be a Box, not {obs_space}; {hint}")
+        self.num_envs = num_envs
+        self.seed = seed
+        self.num_actions = int(space.n)
+        self.obs_shape = obs_space.shape
+        # 64-bit numbers become float32; other dtypes, such as uint8 for images, are kept.
+        self.obs_dtype = np.dtype(np.float32 if obs_space.dtype.itemsize == 8 else obs_space.dtype)
+
+    def reset(self, iteration: int = 0) -> np.ndarray:
+        """Start all environments. Return obs (N, *obs_shape).
+
+        Gymnasium environments cannot be saved, so a run that resumes after `iteration` iterations
+        starts new episodes, with seeds that it has not used before.
+        """
+        # With seed + i, runs with seeds 1 and 2 would share all but one environment seed. The shift
+        # leaves 31 bits, the most that some simulators accept.
+        sequence = np.random.SeedSequence([self.seed, iteration])
+        seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
+        obs, _ = self.envs.reset(seed=seeds)
+        self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
+        self.episode_length = np.zeros(self.num_envs, np.float32)
+        return self.checked_copy(obs, self.obs_dtype)
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Step with integer action (N,). Return obs (after any restart) and the results."""
+        obs, reward, terminated, truncated, _ = self.envs.step(action.astype(np.int64))
+        obs = self.checked_copy(obs, self.obs_dtype)  # Gymnasium reuses obs
+        episode_return = self.episode_return + reward
+        episode_length = self.episode_length + 1
+        results = {
+            "reward": self.checked_copy(reward, np.float32),
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_obs": obs,
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+        }
+        done = terminated | truncated
+        self.episode_return = np.where(done, 0, episode_return)
+        self.episode_length = np.where(done, 0, episode_length)
+        if done.any():  # restart now; by default Gymnasium would use up the next step
+            obs, _ = self.envs.reset(options={"reset_mask": done})
+            obs = self.checked_copy(obs, self.obs_dtype)
+        return obs, results
+
+    def checked_copy(self, x: np.ndarray, dtype: Any) -> np.ndarray:
+        """Return a copy of x as dtype. Raise an error for NaN or inf: both ruin the parameters."""
+        x = x.astype(dtype)
+        if not np.isfinite(x).all():
+            env = np.argwhere(~np.isfinite(x))[0][0]
+            raise FloatingPointError(f"environment {env} returned NaN or inf: {x[env]}")
+        return x
+
+
+class EnvWrapper(gymnasium.Wrapper):
+    """Drop info, which we do not use: merging it is slow, and fails on mixed types."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        if multiprocessing.parent_process():  # in a worker of vectorization="async"
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        obs, _ = self.env.reset(seed=seed, options=options or None)  # Gymnasium may pass {}
+        return obs, {}
+
+    def step(self, action: Any) -> tuple:
+        *results, _ = self.env.step(action)
+        return *results, {}
+
+
+# === Agent ======================================================================================
+class MLP(nnx.Module):
+    def __init__(self, num_inputs, hidden_sizes, num_outputs, output_scale, rngs):
+        sizes = (num_inputs, *hidden_sizes)
+        make = partial(nnx.Linear, kernel_init=orthogonal(math.sqrt(2)), rngs=rngs)
+        self.hidden = nnx.List([make(m, n) for m, n in pairwise(sizes)])
+        self.output = make(sizes[-1], num_outputs, kernel_init=orthogonal(output_scale))
+
+    def __call__(self, obs):
+        x = obs.reshape(len(obs), -1).astype(jnp.float32)
+        for layer in self.hidden:
+            x = nnx.tanh(layer(x))
+        return self.output(x)
+
+
+class Agent(nnx.Module):
+    def __init__(self, obs_shape, hidden_sizes, num_actions, rngs):
+        obs_size = math.prod(obs_shape)
+        self.actor = MLP(obs_size, hidden_sizes, num_actions, output_scale=0.01, rngs=rngs)
+        self.critic = MLP(obs_size, hidden_sizes, 1, output_scale=1.0, rngs=rngs)
+
+    def get_logits(self, obs):
+        return self.actor(obs)  # (B, *obs_shape) -> (B, num_actions)
+
+    def get_value(self, obs):
+        return self.critic(obs).squeeze(-1)  # (B, *obs_shape) -> (B,)
+
+    def __call__(self, obs):
+        return self.get_logits(obs), self.get_value(obs)
+
+
+def make_agent(args: Args, obs_shape, num_actions: int, key) -> tuple[Agent, nnx.Optimizer]:
+    """Initialize the parameters and the optimizer."""
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions, nnx.Rngs(key))
+    adam = optax.adam(make_schedule(args), eps=args.adam_eps)
+    tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
+    return agent, nnx.Optimizer(agent, tx, wrt=nnx.Param)
+
+
+def make_schedule(args: Args) -> optax.Schedule:
+    """Learning rate for each optimizer step. CleanRL changes it once per iteration instead."""
+    if not args.anneal_lr:
+        return optax.constant_schedule(args.learning_rate)
+    return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
+
+
+# === Storage ====================================================================================
+class Storage(NamedTuple):
+    """A rollout: T = num_steps steps in N = num_envs environments."""
+
+    obs: jax.Array  # (T, N, *obs_shape), input of the policy
+    action: jax.Array  # (T, N) int32
+    logprob: jax.Array  # (T, N)
+    reward: jax.Array  # (T, N); this and the fields below result from the action
+    terminated: jax.Array  # (T, N) bool
+    truncated: jax.Array  # (T, N) bool
+    next_obs: jax.Array  # (T, N, *obs_shape), before any restart
+    episode_return: jax.Array  # (T, N), including this step
+    episode_length: jax.Array  # (T, N)
+
+
+class Batch(NamedTuple):
+    """Inputs of the loss; B is batch_size or minibatch_size."""
+
+    obs: jax.Array  # (B, *obs_shape)
+    action: jax.Array  # (B,) int32
+    logprob: jax.Array  # (B,)
+    value: jax.Array  # (B,)
+    advantage: jax.Array  # (B,)
+    target: jax.Array  # (B,), the lambda-return that the critic learns
+
+
+# === Rollout ====================================================================================
+def rollout(policy_fn, obs, key, env: VecEnv, args: Args):
+    """Run the policy for num_steps steps. Return the next obs and the Storage, both in NumPy."""
+    # Drawing the noise of all steps at once is faster than drawing it at each step.
+    noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
+
+    steps = []
+    for step_noise in np.asarray(noise):  # sync
+        action, logprob = map(np.asarray, policy_fn(obs, step_noise))  # sync
+        new_obs, results = env.step(action)
+        steps.append((obs, action, logprob, results))
+        obs = new_obs
+
+    # Turn one tuple per step into one array per field, (T, N, ...).
+    all_obs, action, logprob, results = jax.tree.map(lambda *x: np.stack(x), *steps)
+    return obs, Storage(all_obs, action, logprob, **results)
+
+
+def policy(agent, obs, noise):
+    """Sample actions: obs, noise (N, num_actions) -> action (N,) int32, logprob (N,)."""
+    logits = agent.get_logits(obs)
+    action = (logits + noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
+    return action, logprob_of(action, jax.nn.log_softmax(logits))
+
+
+def logprob_of(action, logprobs):
+    """Log-probability of the actions taken: (...), (..., num_actions) -> (...)."""
+    return jnp.take_along_axis(logprobs, action[..., None], axis=-1).squeeze(-1)
+
+
+# === GAE ========================================================================================
+def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
+    """Return advantages (T, N) from V(obs) and V(next_obs), both (T, N).
+
+    Schulman et al. 2016, eq. 16. A terminated episode has no future value. A truncated one
+    bootstraps from V(next_obs), unless bootstrap_truncated is off. Both end the recursion, since
+    the next step starts a new episode.
+    """
+    done = storage.terminated | storage.truncated
+    no_future = storage.terminated if args.bootstrap_truncated else done
+    delta = storage.reward + args.gamma * jnp.where(no_future, 0.0, next_value) - value
+    decay = jnp.where(done, 0.0, args.gamma * args.gae_lambda)
+
+    def step(next_advantage, inputs):
+        step_delta, step_decay = inputs
+        advantage = step_delta + step_decay * next_advantage
+        return advantage, advantage
+
+    last = jnp.zeros(args.num_envs)
+    _, advantages = jax.lax.scan(step, last, (delta, decay), reverse=True)  # backwards in time
+    return advantages
+
+
+# === Loss =======================================================================================
+def ppo_loss(agent, batch: Batch, args: Args):
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and the metrics to log."""
+    logits, value = agent(batch.obs)
+    logprobs = jax.nn.log_softmax(logits)
+    log_ratio = logprob_of(batch.action, logprobs) - batch.logprob
+    ratio = jnp.exp(log_ratio)
+
+    advantage = batch.advantage
+    if args.norm_adv:
+        # correction=0 divides by n. CleanRL's PyTorch scripts divide by n - 1.
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
+
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        change = (value - batch.value).clip(-args.clip_coef, args.clip_coef)
+        value_error = jnp.maximum(value_error, (batch.value + change - batch.target) ** 2)
+    value_loss = 0.5 * value_error.mean()
+
+    entropy = -(jnp.exp(logprobs) * logprobs).sum(-1).mean()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    return loss, {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
+        "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).mean(),
+    }
+
+
+# === Update =====================================================================================
+def update(agent, optimizer, storage: Storage, key, args: Args):
+    """Train the agent in place for update_epochs epochs on a rollout. Return the metrics."""
+    learning_rate = make_schedule(args)(optimizer.step[...])
+    # The parameters are fixed during a rollout, so one pass at the end gives all its values.
+    both_obs = jnp.concat([storage.obs, storage.next_obs]).reshape(-1, *storage.obs.shape[2:])
+    values = agent.get_value(both_obs)
+    value, next_value = values.reshape(2, args.num_steps, args.num_envs)
+    advantage = compute_gae(storage, value, next_value, args)
+    target = advantage + value
+    fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
+    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in fields))  # (T, N) -> (B,)
+
+    # In tree mode, objects are pytrees: jax.lax.scan and jax.grad accept them and return new ones.
+    train_state = (agent, optimizer)
+
+    def minibatch_step(train_state, minibatch):
+        agent, optimizer = train_state
+        grads, losses = jax.grad(ppo_loss, has_aux=True)(agent, minibatch, args)
+        optimizer.update(agent, grads)
+        return (agent, optimizer), losses
+
+    def epoch(train_state, key):
+        order = shuffle(key, args.batch_size)
+        shape = (args.num_minibatches, args.minibatch_size)
+        # Gathering once per epoch is faster than once per minibatch.
+        minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
+        return jax.lax.scan(minibatch_step, train_state, minibatches)
+
+    keys = jax.random.split(key, args.update_epochs)
+    train_state, losses = jax.lax.scan(epoch, train_state, keys)
+    nnx.update((agent, optimizer), nnx.state(train_state))
+    metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
+    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    metrics["charts/param_norm"] = optax.global_norm(nnx.state(agent, nnx.Param))
+    return metrics
+
+
+def shuffle(key, size: int) -> jax.Array:
+    """Return a random permutation of range(size), (size,) uint32.
+
+    Faster than jax.random.permutation: each index is in the low bits of a random number, and
+    sorting the numbers shuffles the indices. For size 3, two bits hold the index: 1011_00, 0010_01,
+    0111_10 sort to 1, 2, 0. With 8192 indices, about 64 pairs draw equal bits and stay in order.
+    """
+    index_bits = (size - 1).bit_length()
+    numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
+    return jnp.sort(numbers | jnp.arange(size, dtype=jnp.uint32)) & (2**index_bits - 1)
+
+
+def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
+    """Number of finished episodes, and the mean, min and max of their returns and lengths.
+
+    If none finished, the statistics are infinite, which the log writes as null.
+    """
+    done = storage.terminated | storage.truncated
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
+        mean = jnp.where(done, x, 0).sum() / jnp.maximum(done.sum(), 1)
+        metrics[f"charts/episodic_{name}"] = jnp.where(done.sum() > 0, mean, jnp.inf)
+        metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
+    return metrics
+
+
+# === Training ===================================================================================
+def train(args: Args) -> None:
+    """Train an agent, or continue a run."""
+    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
+    precision = "highest" if args.matmul_precision == "highest" else "default"
+    jax.config.update("jax_default_matmul_precision", precision)
+    if args.vectorization == "async":
+        # Every worker imports this script: load its slow imports once, in the fork server.
+        multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
+    env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
+    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}
+
+    key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
+    iteration = 0
+    agent, optimizer = make_agent(args, env.obs_shape, env.num_actions, agent_key)
+    objects = {"agent": agent, "optimizer": optimizer}
+    if has_checkpoint(args, **spaces):
+        like = Checkpoint(iteration, nnx.to_pure_dict(nnx.state(objects)))
+        iteration, train_state = load_checkpoint(args.resume, like)
+        nnx.update(objects, train_state)
+    obs = env.reset(iteration)
+    packages = ["jax", "jaxlib", "flax", "optax", "gymnasium", "numpy"]
+    log = RunLog(args, iteration, packages, device=jax.devices()[0].device_kind, **spaces)
+
+    # nnx.jit would flatten the objects in every call, and policy_fn is called at every step.
+    # jit_partial flattens them only once.
+    jit = partial(nnx.jit_partial, graph=False)  # tree mode, which Flax plans to make the default
+    policy_fn = jit(policy, agent)
+    update_fn = jit(partial(update, args=args), agent, optimizer)  # args is a compile-time constant
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        # Deriving the keys from the iteration number keeps them out of the checkpoint.
+        rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+        obs, storage = rollout(policy_fn, obs, rollout_key, env, args)
+        middle = time.perf_counter() if args.sync_for_timing else 0.0  # rollout() waits
+        metrics = update_fn(storage, update_key)
+        metrics = jax.device_get(metrics)  # sync
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            train_state = nnx.to_pure_dict(nnx.state(objects))
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state))
+            log.update_info(iteration=iteration)
+            if log.stopped_by:  # stop only after saving, so that no iteration is lost
+                break
+    try:
+        log.close()
+    finally:
+        env.envs.close()
+
+
+# === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """Everything a resumed run needs, except the environments."""
+
+    iteration: int  # number of completed iterations
+    train_state: dict  # arrays of the agent and the optimizer
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
+    new = folder / "checkpoint.new"
+    new.write_bytes(to_bytes(checkpoint))  # sync
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: str | Path, like: Checkpoint) -> Checkpoint:
+    """Read a checkpoint into the structure of `like`."""
+    return from_bytes(like, Path(folder, "checkpoint.msgpack").read_bytes())
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """Load a trained policy: policy(obs) returns the most likely action for each observation.
+
+    obs (N, *obs_shape) and the actions (N,) are NumPy arrays. policy(obs, sample=True) samples the
+    actions instead, as in training.
+    """
+    info, args = load_info(folder)
+    sizes = (info["obs_shape"], info["num_actions"])
+    agent, _ = nnx.eval_shape(partial(make_agent, args, *sizes, jax.random.PRNGKey(0)))
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
+    nnx.update(agent, nnx.restore_int_paths(saved["train_state"]["agent"]))
+    get_logits = jax.jit(agent.get_logits)
+    rng = np.random.default_rng(seed)
+
+    def policy(obs, sample=False):
+        logits = np.asarray(get_logits(obs))
+        if sample:
+            logits = logits + rng.gumbel(size=logits.shape)
+        return logits.argmax(-1)
+
+    return policy
+
+
+# === Run log ====================================================================================
+# You can stop reading here. The rest manages the run folder, and is the same in every script.
+class RunLog:
+    """A run folder: run.json describes the run, and metrics.jsonl has one line per iteration."""
+
+    def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
+        """Create the run folder, or reopen it to resume the run. info is added to run.json."""
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+        name = args.run_name or name.replace("/", "-").replace(":", "-")
+        self.dir = Path(args.resume or Path(args.runs_dir, name))
+        self.args = args
+        self.steps_per_iteration = args.num_envs * args.num_steps
+        self.start = time.perf_counter()
+        self.printed = -math.inf  # time of the last line on the terminal
+        self.stopped_by = 0  # number of the signal received, if any
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
+        if args.resume:
+            self.info = load_info(self.dir)[0]
+            self.info["resumed"].append(iteration)
+        self.info |= {
+            "script": Path(__file__).stem,
+            "status": "running",
+            "started": time.time(),  # last start or resume
+            "iteration": iteration,  # iterations completed at the last checkpoint
+            "args": asdict(args),
+            "versions": {name: version(name) for name in packages},
+        }
+        self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
+
+        # A killed run may have logged iterations after its last checkpoint. Drop them.
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
+        self.metrics.seek(0)
+        lines = [x for x in self.metrics if x.endswith("\n")]  # the last one may be incomplete
+        lines = [x for x in lines if json.loads(x)["iteration"] < iteration]
+        self.metrics.truncate(len("".join(lines)))
+        if lines:
+            self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
+        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+            old.unlink()
+        self.tensorboard = Writer(str(self.dir))
+        for line in lines:
+            self.plot(json.loads(line))
+        self.wandb: Any = None
+        if args.track:
+            import wandb  # only if needed, because importing takes half a second
+
+            folder = str(self.dir.absolute())
+            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
+            self.wandb = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+                name=self.dir.name,
+                id=self.info["wandb_id"] if is_same else None,
+                resume="allow",
+                reinit="create_new",
+                dir=self.dir,
+                config=self.info,
+            )
+            self.wandb.define_metric("*", step_metric="global_step")
+            self.info |= {"wandb_id": self.wandb.id, "wandb_folder": folder}
+        self.update_info()
+        if __name__ == "__main__":  # a program that imports this script handles signals itself
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.stop)
+        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
+
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
+
+    def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
+        """Log an iteration that began at `start`. Its rollout ended at `middle` (0: not timed)."""
+        end = time.perf_counter()
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration  # counted from 0
+        row["global_step"] = (iteration + 1) * self.steps_per_iteration
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)  # this iteration only
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        if middle:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
+        is_due = (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0
+        if is_due or end - self.printed > 10:
+            self.printed = end
+            text = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            for name in ("episodes", "episodic_return", "SPS"):
+                if math.isfinite(row[f"charts/{name}"]):  # without episodes, there is no return
+                    text += f", {name} {row[f'charts/{name}']:g}"
+            print(text, flush=True)
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
+        self.metrics.write(json.dumps(row) + "\n")
+        self.plot(row)
+        if self.wandb:
+            with suppress(ConnectionError):  # SIGTERM to a whole job also ends the W&B process
+                self.wandb.log(row, step=iteration)
+        checked = [x for name, x in row.items() if name.endswith(("_loss", "/param_norm"))]
+        # DQN and SAC have no losses until training begins; charts/updates is 0 until then.
+        if None in checked and row.get("charts/updates") != 0:
+            self.close(diverged_in=iteration + 1)
+
+    def plot(self, row: dict[str, Any]) -> None:
+        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
+        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
+            for name, x in row.items():
+                if x is not None and "/" in name:
+                    self.tensorboard.add_scalar(name, x, row["global_step"])
+
+    def must_save(self, iteration: int) -> bool:
+        is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
+        return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
+
+    def update_info(self, **changes: Any) -> None:
+        """Update run.json atomically."""
+        self.info |= changes
+        (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
+        os.replace(self.dir / "run.new", self.dir / "run.json")
+
+    def close(self, diverged_in: int = 0) -> None:
+        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
+        is_complete = self.info["iteration"] >= self.args.num_iterations
+        status = "completed" if is_complete else "stopped"
+        self.update_info(status="diverged" if diverged_in else status, ended=time.time())
+        self.metrics.close()
+        self.tensorboard.close()
+        if self.wandb:
+            with suppress(ConnectionError):
+                self.wandb.summary.update(self.info)
+                self.wandb.finish()
+        if diverged_in:
+            text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
+            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
+        if not is_complete:
+            print(f"Stopped. To continue, add --resume {self.dir}")
+            sys.exit(128 + self.stopped_by)  # the shell's convention for signals
+        python = "python"
+        if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by uv run
+            python = f"uv run --with-requirements {__file__}"
+        flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+        print(f"Saved to {self.dir}. Evaluate with: {python} evaluate.py {self.dir}{flags}")
+
+
+def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
+    """Return the contents of run.json, and the Args in it."""
+    info = json.loads(Path(folder, "run.json").read_text())
+    if info["script"] != Path(__file__).stem:
+        raise ValueError(f"{folder} is a run of {info['script']}.py")
+    return info, Args(**info["args"])
+
+
+def args_to_resume() -> Args | None:
+    """Return the arguments of the run that --resume names on the command line, if any."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--resume")
+    folder = parser.parse_known_args()[0].resume
+    return load_info(folder)[1] if folder else None
+
+
+def has_checkpoint(args: Args, **spaces: Any) -> bool:
+    """Return whether --resume names a run with a checkpoint. Exit if the run cannot continue."""
+    if not args.resume:
+        return False
+    info, saved = load_info(args.resume)
+    for name, x in asdict(saved).items():
+        can_change = name in ("resume", "total_timesteps", "save_every", "track")
+        if not can_change and getattr(args, name) != x:
+            fail(f"--resume cannot change --{name.replace('_', '-')}, which is {x!r}")
+    for name, x in json.loads(json.dumps(spaces)).items():  # tuples become lists, as in run.json
+        if x != info[name]:
+            fail(f"--resume: {name} is now {x}, but was {info[name]} when the run started")
+    if info["iteration"] >= args.num_iterations:
+        fail(f"{args.resume} is complete. To train for longer, pass a larger --total-timesteps")
+    return info["iteration"] > 0
+
+
+def fail(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    train(parse_args())
