@@ -12,7 +12,9 @@ import pandas as pd
 from analysis import figures, races
 from analysis.stats import median_interval
 
-FRAMEWORKS = {"linen": "Linen", "nnx": "NNX", "torch": "PyTorch"}
+# Part of a script's name -> name in the figure; the first part that matches counts.
+VARIANTS = {"linen": "Linen", "nnx": "NNX"}
+VARIANTS |= {"torch_compile": "compiled PyTorch", "torch": "PyTorch"}
 
 
 def read(paths: Iterable[Path]) -> pd.DataFrame:
@@ -26,9 +28,9 @@ def read(paths: Iterable[Path]) -> pd.DataFrame:
             script, *words = program.split()
             flags = dict(zip(words[::2], words[1::2], strict=True))
             rate = median_interval((steps[name] / times[name].dropna()).to_numpy())
-            framework = next(x for x in FRAMEWORKS if x in script)
-            row = {"panel": flags["--env-id"], "mode": FRAMEWORKS[framework]}
-            row |= {"framework": framework, "x": int(flags["--num-envs"])}
+            variant = next(x for x in VARIANTS if x in script)
+            row = {"panel": flags["--env-id"], "mode": VARIANTS[variant]}
+            row |= {"framework": variant.partition("_")[0], "x": int(flags["--num-envs"])}
             rows.append(row | rate._asdict())
     return pd.DataFrame(rows)
 
