@@ -30,6 +30,7 @@ from studies.control import study as control
 from studies.devices import study as devices
 from studies.doors import study as doors
 from studies.gpu import study as gpu
+from studies.gpu import throughput
 from studies.limits import measure as limits_measure
 from studies.limits import study as limits
 from studies.minatar import study as minatar
@@ -167,10 +168,10 @@ def test_the_step_time_of_a_robot_is_the_median_over_rounds(tmp_path, monkeypatc
 
 
 # === GPU ========================================================================================
-def write_race(path, programs, *rounds):
+def write_race(path, programs, *rounds, steps=()):
     """Append a race to a file. A round lists the seconds per iteration; round 0 is discarded."""
     lines: list[dict[str, Any]] = [
-        {"programs": [f"short {x}" for x in programs], "discarded": 1},
+        {"programs": [f"short {x}" for x in programs], "discarded": 1, "steps": steps},
     ]
     lines[0]["args"] = {"programs": programs}
     for turn, seconds in enumerate(rounds):
@@ -194,6 +195,22 @@ def test_races_of_the_same_programs_are_pooled(tmp_path):
     assert times.milliseconds("a.py") == 1500
     assert np.isnan(times.ratio("other.py", pair[1])).all()
     assert (times.called("b.py"), times.called("c.py")) == (pair[1], None)
+
+
+def test_throughput_is_the_median_over_rounds(tmp_path):
+    """A program that failed is left out."""
+    programs = ["ppo_linen.py --env-id X --num-envs 32", "more/ppo_nnx.py --num-envs 4 --env-id Y"]
+    path = write_race(
+        tmp_path / "races.jsonl",
+        [*programs, "ppo_torch.py --env-id X --num-envs 32"],
+        *[(9.0, 9.0), (1.0, 0.5), (2.0, 0.5), (4.0, 0.5)],
+        steps=[64, 8, None],
+    )
+    frame = throughput.read([path])
+    columns = ["panel", "mode", "x", "estimate"]
+    assert frame[columns].to_numpy().tolist() == [["X", "Linen", 32, 32], ["Y", "NNX", 4, 16]]
+    throughput.main([path], tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 # === Doors ======================================================================================
