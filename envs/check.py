@@ -65,6 +65,7 @@ FLOAT32_MAX = np.finfo(np.float32).max  # training converts obs and rewards to f
 ATARI_ENVS = 8  # default num_envs of the image scripts
 FRAMEWORKS = {"linen": "JAX, Flax Linen", "nnx": "JAX, Flax NNX", "equinox": "JAX, Equinox"}
 FRAMEWORKS |= {"torch": "PyTorch"}
+GRAPH_MODE = ("ppo_nnx", "ppo_nnx_cached")  # not recommended: ppo_nnx_tree uses tree mode
 MIN_IMAGE = 5  # minimum pixels per side for SMALL_CONVS
 MIN_LARGE_IMAGE = 36  # minimum pixels per side for the default convolutions
 SMALL_CONVS = ["--conv-channels", "16", "32", "--conv-kernels", "3", "3"]
@@ -810,7 +811,8 @@ def recommend(env_id: str, setting: str, words: list[str], flags: list[str]) -> 
     """Print the commands that train in this environment, one per framework."""
     scripts: dict[str, Path] = {}  # the first script of each framework
     for name, row in tomllib.loads((ROOT / "scripts.toml").read_text()).items():
-        if (row["algorithm"], row["setting"]) == ("ppo", setting):
+        is_recommended = row["algorithm"] == "ppo" and name not in GRAPH_MODE
+        if is_recommended and row["setting"] == setting:
             scripts.setdefault(row["framework"], ROOT / row["folder"] / f"{name}.py")
     print(f"{env_id}: OK. Train with one of these:")
     for framework, path in scripts.items():
