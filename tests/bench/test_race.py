@@ -1,5 +1,6 @@
 """race.py: interleaving, cleanup of processes, and the analysis of races."""
 
+import io
 import json
 import os
 import signal
@@ -7,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -390,6 +393,16 @@ def test_the_other_programs_are_compared_if_the_first_is_left_out():
     found = synthetic_race([1.0, 1.0], [2.0] * 8, [3.0] * 8)
     assert found.first() == "1"
     assert found.ratios()["2"] == pytest.approx((1.5, 1.5, 1.5))
+
+
+def test_a_race_ends_after_at_least_ten_rounds_besides_the_discarded():
+    """Both programs take exactly the same time, so the ratio is known after a few rounds."""
+    rounds = ([races.Turn(turn, x, 1, 1.0) for x in (0, 1)] for turn in range(60))
+    interleaved: Any = SimpleNamespace(start=list, rounds=lambda: rounds, runners=[])
+    found = races.Race({"programs": ["a", "b"], "discarded": race_module.DISCARDED}, [])
+    args = race_module.Args(programs=("a", "b"))
+    assert race_module.follow(interleaved, [], found, args, io.StringIO()) == []
+    assert len(found.times()) == 10
 
 
 def test_discarded_rounds_and_missing_programs():
