@@ -147,7 +147,8 @@ def test_pausing_a_program_does_not_pause_one_whose_number_starts_alike():
         first, tenth = (psutil.Process(x.pid) for x in programs)
         wait_for(lambda: len(processes.marked(mark)) == 2)
         processes.pause(f"{mark}.1")
-        assert first.status() == psutil.STATUS_STOPPED != tenth.status()
+        wait_for(lambda: first.status() == psutil.STATUS_STOPPED)  # takes effect after kill()
+        assert tenth.status() != psutil.STATUS_STOPPED
     finally:
         processes.end(mark)
 
