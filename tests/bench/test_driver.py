@@ -256,6 +256,8 @@ def test_the_same_command_continues_a_grid(project):
     *_, complete, report = succeed(project, *flags).splitlines()
     assert (complete, report) == ("Runs complete: 4 of 4, in runs.", "A report of 4 runs")
     assert started(project)[2:] == [killed, third, fourth] and completed(project) == sorted(names)
+    grids = [json.loads(line) for line in log_of(project) if '"event": "grid"' in line]
+    assert [(grid["runs"], grid["complete"]) for grid in grids] == [(2, 0), (4, 1)]
 
 
 def test_failures_are_recorded_and_the_grid_continues(project):

@@ -415,6 +415,15 @@ def test_discarded_rounds_and_missing_programs():
     assert ratios["2"].estimate == pytest.approx(3) and np.isnan(ratios["2"].low)
 
 
+def test_half_the_interval_needs_four_times_the_rounds():
+    found = synthetic_race(np.ones(12), np.linspace(1, 2, 12))
+    found.info["discarded"] = 2
+    ratio = found.ratios()["1"]
+    width = max(ratio.high / ratio.estimate - 1, 1 - ratio.low / ratio.estimate)
+    assert found.turns_needed(width) == pytest.approx(2 + 10)
+    assert found.turns_needed(width / 2) == pytest.approx(2 + 4 * 10)
+
+
 EQUAL = "b and a are equally fast here, to within 3%"
 UNCLEAR = "No significant difference between b and a"
 
