@@ -187,7 +187,8 @@ def test_steps_give_times_per_step_for_other_programs_and_names_name_them(tmp_pa
     (found,) = races.read(tmp_path / "turns.jsonl")
     assert (found.info["steps"], found.names()) == ([10, 20], ["one", "two"])
     (ratio,) = found.ratios().values()
-    assert ratio.estimate == pytest.approx(1, rel=0.1)  # 2x the time for 2x the steps
+    # 2x the time for 2x the steps; on a busy machine, sleep() takes longer than it should.
+    assert ratio.estimate == pytest.approx(1, abs=0.4)
     args = race_module.Args(programs=programs, steps=(1, 2, 3))
     with pytest.raises(SystemExit):
         race_module.read_programs(args, [], tmp_path)
