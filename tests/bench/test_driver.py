@@ -14,6 +14,8 @@ import time
 import tomllib
 from contextlib import suppress
 from itertools import accumulate
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -41,6 +43,7 @@ import race
 from analysis.catalog import DIVERGED
 from analysis.runs import load
 from bench import plan
+from bench import run as bench_run
 from bench.arguments import parse_args
 from bench.run import report_failure
 
@@ -253,6 +256,8 @@ def test_the_same_command_continues_a_grid(project):
     *_, complete, report = succeed(project, *flags).splitlines()
     assert (complete, report) == ("Runs complete: 4 of 4, in runs.", "A report of 4 runs")
     assert started(project)[2:] == [killed, third, fourth] and completed(project) == sorted(names)
+    grids = [json.loads(line) for line in log_of(project) if '"event": "grid"' in line]
+    assert [(grid["runs"], grid["complete"]) for grid in grids] == [(2, 0), (4, 1)]
 
 
 def test_failures_are_recorded_and_the_grid_continues(project):
@@ -295,6 +300,38 @@ def test_a_run_that_ignores_the_timeout_is_not_reported_as_out_of_memory(project
         event = {"exit_status": 137, "seconds": seconds}
         report_failure(run, event, io.BytesIO())
         assert run.failed.read_text().startswith(reason)
+
+
+def runs_in(folder, number):
+    """Return a run per repeat. The runs would write to the folder."""
+    words = ["--scripts", "linen", "--repeats", str(number), "--returns", "--runs-dir", str(folder)]
+    args = parse_args(words)
+    return plan.expand([plan.custom_grid(args)], args)
+
+
+def write_status(run, status):
+    folder = Path(run.folder)
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"status": status}))
+    (folder / "checkpoint.msgpack").write_text("8")
+
+
+def test_a_run_that_diverged_starts_over(tmp_path):
+    """From its checkpoint, it would diverge again."""
+    stopped, diverged = runs_in(tmp_path, 2)
+    write_status(stopped, "stopped")
+    write_status(diverged, "diverged")
+    assert (stopped.can_resume(), diverged.can_resume()) == (True, False)
+
+
+def test_the_remaining_time_depends_only_on_runs_since_the_start(tmp_path, monkeypatch):
+    """Two runs were complete before the start; a third took 100 s."""
+    runs = runs_in(tmp_path, 4)
+    for run in runs[:3]:
+        write_status(run, "completed")
+    monkeypatch.setattr(bench_run, "time", SimpleNamespace(time=lambda: 100.0))
+    found = bench_run.Plan("", str(tmp_path), 0.0, [], True, True, True, "", runs, [2, 3])
+    assert found.progress() == "[3/4 done, 0:01:40, about 0:01:40 left]"
 
 
 def test_studies_run_their_begin_and_end_commands(project):

@@ -402,7 +402,11 @@ HINTS: list[Any] = [
         "(*Lander.step(*x))",
         "No episode terminated, but episodes of different lengths were truncated",
     ),
-    (write_gymnasium, IMAGE.format(1), DARK_PIXELS),
+    (
+        write_gymnasium,
+        IMAGE.format(1) + "; step = lambda self, _: (self.observe(), 10, True, False, {})",
+        DARK_PIXELS,
+    ),
     (
         write_gymnasium,
         "observation_space = Box(0, 2**40, (2,), np.int64); observe = lambda *x: obs.astype(int)",

@@ -273,6 +273,17 @@ def test_a_new_episode_follows_a_capped_one_in_gymnasium():
     assert result["lengths"] == result["returns"] == [5] * 6
 
 
+def test_only_the_capped_episodes_that_count_are_counted(monkeypatch):
+    """The first environment plays a third episode while the second finishes its second one."""
+    capped = np.array([[1, 0], [1, 1], [1, 0], [0, 1]], bool)
+    results = {"episode_return": np.zeros(2), "episode_length": np.full(2, 5)}
+    steps = ((None, results, np.zeros(2, bool), x) for x in capped)
+    monkeypatch.setattr(evaluate, "play", lambda *_: steps)
+    env, args = SimpleNamespace(num_envs=2), new_args(episodes=4)
+    found = evaluate.evaluate(stand_in("CartPole-v1"), env, args)
+    assert found["capped"] == 4
+
+
 def test_a_recurrent_policy_receives_the_starts_of_episodes():
     seen = []
 

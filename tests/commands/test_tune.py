@@ -289,9 +289,16 @@ def new_study(folder, sampler="random", num_seeds=4, pruner="none"):
 
 # === Pruning and failures =======================================================================
 def prune_strictly():
-    """Prune trials with a value below -1.5. Hyperband would never prune the first trial."""
+    """Prune trials with a value below -1.5, and all trials after their second seed.
+
+    Hyperband would never prune the first trial.
+    """
     strict = optuna.pruners.ThresholdPruner(lower=-1.5)
-    optuna.pruners.HyperbandPruner.prune = lambda _, *trial: strict.prune(*trial)
+
+    def prune(_, study, trial):
+        return trial.last_step == 2 or strict.prune(study, trial)
+
+    optuna.pruners.HyperbandPruner.prune = prune
 
 
 def test_hyperband_prunes_after_one_and_two_seeds(tmp_path):
@@ -310,7 +317,10 @@ def test_hyperband_prunes_after_one_and_two_seeds(tmp_path):
 
 
 def test_a_trial_is_pruned_between_seeds(project):
-    """The default learning rate is 100x too large. Only trials that use it are pruned."""
+    """The default learning rate is 100x too large. Only trials that use it are pruned.
+
+    After the last seed, no trial is pruned: all that is left is its evaluation.
+    """
     words = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 1, "--trials", 3, "--workers", 2]
     words += ["--space", "learning_rate=1e-3,2e-3,3e-3"]
     status, out, err = run(project, *words, patch=prune_strictly)

@@ -186,7 +186,7 @@ def run_log(folder, iterations, **flags):
 
 @pytest.mark.parametrize(
     ("iterations", "save_every", "expected"),
-    [(1000, 0, range(100, 1001, 100)), (3, 0, [1, 2, 3]), (8, 3, [3, 6, 8])],
+    [(1000, 0, range(100, 1001, 100)), (11, 0, [2, 4, 6, 8, 10, 11]), (8, 3, [3, 6, 8])],
 )
 def test_a_run_saves_ten_checkpoints_unless_save_every_says_otherwise(
     iterations, save_every, expected, tmp_path

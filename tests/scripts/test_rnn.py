@@ -135,6 +135,9 @@ def test_update_equals_numpy(name):
     actual = {"actor": actual["actor"] + actual["critic"], "critic": []}
     np.testing.assert_allclose(reference.flatten(actual), reference.flatten(expected), atol=1e-5)
     assert {x: metrics[x] for x in losses} == pytest.approx(losses, rel=1e-4, abs=1e-6)
+    *_, value, _, target = batch
+    explained = 1 - (target - value).var() / target.var()
+    assert metrics["losses/explained_variance"] == pytest.approx(explained, rel=1e-4, abs=1e-5)
     assert metrics["charts/learning_rate"] == pytest.approx(learner.args.learning_rate)
     later = learner.update(storage_of(weights, steps), seed=5)
     assert later["charts/learning_rate"] == next_rate(learner.args)

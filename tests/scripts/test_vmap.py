@@ -6,6 +6,7 @@ test_training.py tests resuming, and counts compilations and transfers.
 import importlib
 import shutil
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,18 @@ def test_an_agent_that_diverges_does_not_affect_the_others(
     assert main(name, "--resume", folder, "--total-timesteps", 6 * BATCH) == 0
     assert [len(metrics(folder / x)) for x in names] == [6, 3, 6]
     assert info(folder / second)["status"] == "diverged"
+
+
+@pytest.mark.parametrize("name", ["ppo_linen_vmap", "ppo_nnx_vmap"])
+def test_in_jax_each_agent_saves_its_own_numbers_after_another_diverged(name, monkeypatch):
+    script = importlib.import_module(name)
+    saved: dict[Any, Any] = {}
+    monkeypatch.setattr(script, "save_checkpoint", saved.__setitem__)
+    agents = {k: SimpleNamespace(dir=k) for k in (0, 2)}  # without agent 1
+    numbers = np.array([10, 11, 12])
+    checkpoint = script.Checkpoint(5, numbers, numbers, numbers)
+    script.save_checkpoints(SimpleNamespace(dir="program", agents=agents), checkpoint)
+    assert saved == {0: (5, 10, 10, 10), 2: (5, 12, 12, 12), "program": checkpoint}
 
 
 def test_a_run_ends_with_status_1_if_all_agents_diverge(tmp_path, monkeypatch):
