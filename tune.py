@@ -636,17 +636,27 @@ def begin(args: Args, words: list[str]) -> Command:
     return Command(args, words, given.env_id, defaults, space, folder, study, version, file_lock)
 
 
+def open_storage(url: str) -> optuna.storages.RDBStorage:
+    """Connect to the database, and create its tables if there are none."""
+    return optuna.storages.RDBStorage(
+        url,
+        heartbeat_interval=HEARTBEAT,
+        grace_period=SILENCE,
+        heartbeat_stale_trial_callback=retry,
+    )
+
+
 def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict) -> optuna.Study:
     """Create the study, or continue it if it was started with the same settings."""
     pruner: Any = optuna.pruners.NopPruner()
     if args.pruner == "hyperband":
         pruner = optuna.pruners.HyperbandPruner(1, args.num_seeds, reduction_factor=2)
-    storage = optuna.storages.RDBStorage(
-        args.storage or f"sqlite:///{quote(str(folder.absolute()))}/study.db?timeout=60",
-        heartbeat_interval=HEARTBEAT,
-        grace_period=SILENCE,
-        heartbeat_stale_trial_callback=retry,
-    )
+    url = args.storage or f"sqlite:///{quote(str(folder.absolute()))}/study.db?timeout=60"
+    try:
+        storage = open_storage(url)
+    except sqlalchemy.exc.SQLAlchemyError:
+        time.sleep(1)  # another machine may be creating the tables
+        storage = open_storage(url)
     if storage.engine.dialect.name == "sqlite":
         # Lock the database before reading, or two workers can start the same waiting trial.
         begin = partial(sqlalchemy.Connection.exec_driver_sql, statement="BEGIN IMMEDIATE")

@@ -103,6 +103,7 @@ def stand_in(env_id, logits=(0.0, 0.0), folder="stand-in", seed=1, script=ppo_li
     parts: dict[str, Any] = {
         "__name__": script.__name__,
         "__file__": "",
+        "load_info": lambda folder: ({"iteration": 6}, args),
         "load_policy": load_policy,
     }
     if hasattr(script, "gymnasium"):

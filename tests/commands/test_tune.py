@@ -258,7 +258,7 @@ def test_a_signal_ends_the_runs_and_the_same_command_continues(project):
 def test_two_machines_share_a_storage(project):
     """The machine that finishes its last trial last evaluates the best settings."""
     storage = f"sqlite:///{project}/shared.db"
-    words = [*QUICK, "--trials", 6, "--seconds", "0.1", "--storage", storage]
+    words = [*QUICK, "--trials", 6, "--seconds", "0.5", "--storage", storage]
     commands = [start(project, *words, "--studies-dir", x) for x in ("here", "there")]
     assert [wait(project, x)[::2] for x in commands] == [(0, "")] * 2
     trials = [x for x in traced(project, "start") if x["run"][0] == "0"]
