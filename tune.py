@@ -76,6 +76,7 @@ from scipy import stats
 try:
     import optuna
     import sqlalchemy.event
+    import sqlalchemy.exc
     from filelock import FileLock, Timeout
     from optuna import visualization
     from optuna.trial import FrozenTrial, TrialState
