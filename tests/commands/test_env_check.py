@@ -91,7 +91,8 @@ def ok(env_id, setting, words=(), flags=()):
     for framework in ("linen", "nnx", "equinox", "torch"):
         scripts = [name for name, row in rows if row["framework"] == framework]
         if scripts:
-            command = shlex.join(["python", str(path_of(scripts[0])), *words, "--env-id", env_id])
+            script = scripts[-1 if framework == "nnx" else 0]  # the last one uses tree mode
+            command = shlex.join(["python", str(path_of(script)), *words, "--env-id", env_id])
             line = " ".join(["   ", command, *flags])
             lines.append(f"{line}  # {check.FRAMEWORKS[framework]}")
     return "\n".join([*lines, ""])

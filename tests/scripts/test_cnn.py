@@ -6,7 +6,6 @@ import math
 import re
 from functools import partial
 from typing import Any
-from unittest.mock import MagicMock
 
 import gymnasium
 import images
@@ -589,18 +588,6 @@ def test_without_ale_py_the_error_names_package_version_and_license(monkeypatch,
     assert stopped.value.code == 2 and error.count("\n") == 1
     pin = re.search(r"^ale-py==\S+", (ROOT / "requirements-test.txt").read_text(), re.M)
     assert pin and f"pip install {pin[0]} (GPL-2.0" in error
-
-
-@EACH
-def test_the_size_of_images_above_a_gigabyte_is_printed(name, monkeypatch, capsys):
-    script = importlib.import_module(name)
-    monkeypatch.setattr(script, "make_agent", MagicMock(side_effect=InterruptedError))
-    for env_id, said in (("ImageConstant-v0", ""), ("ImageLarge-v0", "take 1.5 GB")):
-        args = script.Args(env_id=env_id, num_envs=2, num_steps=256, num_minibatches=1)
-        with pytest.raises(InterruptedError):
-            script.train(args)
-        output = capsys.readouterr().out
-        assert said in output and bool(output) == bool(said)
 
 
 # === Runs =======================================================================================

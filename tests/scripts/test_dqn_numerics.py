@@ -4,10 +4,8 @@ import importlib
 from typing import Any
 
 import dqn
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from dqn import AGENTS, REPLAYS, Replay, make_learner, random_batch
 
 VECTOR, IMAGE = (4,), (5, 4, 2)
@@ -118,25 +116,6 @@ def test_the_replay_keeps_the_shape_of_observations(name):
     batch = replay.sample(1, 100)
     np.testing.assert_array_equal(batch[0], obs[batch[1]], strict=True)
     np.testing.assert_array_equal(batch[4], next_obs[batch[1]], strict=True)
-
-
-@EACH_REPLAY
-def test_the_size_of_a_large_replay_is_printed(name, capsys):
-    """10,000 pairs of observations are 2 GB at 100 KB each, and 0.8 GB at 40 KB each."""
-    script = importlib.import_module(name)
-    flags = "--num-envs 1 --buffer-size 10000"
-    with pytest.MonkeyPatch.context() as patch:  # do not allocate memory
-        patch.setattr(script, "Transition", lambda **fields: None)
-        for library in (np, jnp, torch):
-            tiny = library.zeros(1)
-            patch.setattr(library, "zeros", lambda *_, tiny=tiny, **__: tiny)
-        Replay(name, flags, (10_000,), "f")
-        assert not capsys.readouterr().out
-        Replay(name, flags, (250, 100), "f")
-        message = "The replay buffer takes 2.0 GB. Lower --buffer-size to use less.\n"
-        assert capsys.readouterr().out == message
-        Replay(name, flags, (25_000,), "uint8")
-        assert not capsys.readouterr().out
 
 
 @EACH_REPLAY

@@ -137,9 +137,9 @@ def test_nothing_compiles_twice_and_only_actions_and_metrics_are_transferred(kno
     expected = {
         "dqn_linen": 13,
         "dqn_nnx": 13,
-        "dqn_torch": 8,
-        dqn.COMPILED: 9,
-        "dqn_torch_gymnasium": 250,
+        "dqn_torch": 9,
+        dqn.COMPILED: 10,
+        "dqn_torch_gymnasium": 251,
     }
     assert known_run.counts[1].get("transfers", 0) == expected.get(known_run.name, 0)
 
