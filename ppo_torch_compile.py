@@ -12,8 +12,7 @@ Start reading at Agent. The main ideas:
 - rollout() is a Python loop. Each step calls the policy and one jitted step of all environments.
 - to_torch() and to_jax() share memory instead of copying. If there is a GPU, rollouts stay on it.
 - minibatch_step() compiles into one graph: the loss, its gradient, clipping and Adam.
-- compile_graph() wraps torch.compile. On a GPU, capture() records the policy and an epoch as
-  CUDA graphs.
+- compile_graph() wraps torch.compile. capture() records the policy and an epoch as CUDA graphs.
 - train() is a plain loop: rollout, update, log, save.
 Lines marked "# sync" wait for the device.
 
@@ -229,8 +228,7 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), implemented here so that it compiles together with the loss.
 
-    The gradient and the moments of all P parameters are single vectors, which takes fewer kernels
-    and less compile time.
+    The gradient and the moments are vectors (P,), which takes fewer kernels and less compile time.
     """
 
     count: torch.Tensor
@@ -246,7 +244,7 @@ class Adam(nn.Module):
         self.register_buffer("square", torch.zeros(num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Update the parameters in place, given their gradient (P,)."""
+        """Update all P parameters in place, given their gradient (P,)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -524,8 +522,8 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
-    torch.set_float32_matmul_precision(args.matmul_precision)
+    torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
+    # "high" and "medium" are the same here: JAX's default, which allows TF32 on a GPU.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     device = choose_device()
@@ -750,11 +748,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0

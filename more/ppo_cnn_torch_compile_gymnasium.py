@@ -13,8 +13,7 @@ Start reading at Environment. The main ideas:
   rewards are clipped; the log has the scores of full games.
 - The actor and the critic share one convolutional network. Images stay uint8 until they reach it.
 - minibatch_step() compiles into one graph: the loss, its gradient, clipping and Adam.
-- compile_graph() wraps torch.compile. On a GPU, capture() records the policy and an epoch as
-  CUDA graphs.
+- compile_graph() wraps torch.compile. capture() records the policy and an epoch as CUDA graphs.
 Lines marked "# sync" wait for the device.
 
 Compare with ppo_cnn_torch_gymnasium.py to see what compiling changes, or with
@@ -360,8 +359,7 @@ def check_image_size(args: Args, obs_shape, channels_first: bool) -> None:
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), implemented here so that it compiles together with the loss.
 
-    The gradient and the moments of all P parameters are single vectors, which takes fewer kernels
-    and less compile time.
+    The gradient and the moments are vectors (P,), which takes fewer kernels and less compile time.
     """
 
     count: torch.Tensor
@@ -377,7 +375,7 @@ class Adam(nn.Module):
         self.register_buffer("square", torch.zeros(num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Update the parameters in place, given their gradient (P,)."""
+        """Update all P parameters in place, given their gradient (P,)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -876,11 +874,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0

@@ -229,8 +229,8 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), implemented here so that it compiles together with the loss.
 
-    The gradient and the moments of all P parameters are single vectors, which takes fewer kernels
-    and less compile time. Every tensor has one row per agent.
+    The gradient and the moments are vectors (P,), which takes fewer kernels and less compile time.
+    Every tensor has one row per agent.
     """
 
     count: torch.Tensor
@@ -246,7 +246,7 @@ class Adam(nn.Module):
         self.register_buffer("square", torch.zeros(num_agents, num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Update the parameters in place, given their gradient (num_agents, P)."""
+        """Update all P parameters in place, given their gradient (num_agents, P)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -557,8 +557,8 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train the agents, or continue a run."""
-    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
-    torch.set_float32_matmul_precision(args.matmul_precision)
+    torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
+    # "high" and "medium" are the same here: JAX's default, which allows TF32 on a GPU.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     device = choose_device()
@@ -845,11 +845,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0

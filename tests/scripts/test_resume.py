@@ -333,6 +333,14 @@ def test_progress_is_printed_every_percent_and_every_ten_seconds(
     assert all("episodes 0" in line and "return" not in line for line in printed)
 
 
+def test_tensorboard_has_every_iteration_of_a_long_run(tmp_path):
+    log = run_log(tmp_path, 10**6, run_name="run")
+    for iteration in range(3):
+        log.write(iteration, ROW, 0.0)
+    log.tensorboard.close()
+    assert_tensorboard_agrees(tmp_path / "run")
+
+
 # === Run folders ================================================================================
 def test_two_runs_started_in_the_same_second_have_different_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1e9)
