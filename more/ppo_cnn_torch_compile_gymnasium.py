@@ -178,7 +178,7 @@ class VecEnv:
         if not isinstance(space, Discrete) or space.start != 0:
             hint = "more/ppo_continuous_*_gymnasium.py accept a Box, but flatten images"
             fail(f"--env-id: the action space must be Discrete with start=0, not {space}; {hint}")
-        obs_space = self.envs.single_observation_space
+        obs_space: Any = self.envs.single_observation_space
         if obs_space.dtype != np.uint8 or len(obs_space.shape) not in (2, 3):
             hint = "convert them with gymnasium.wrappers.TransformObservation"
             hint += ", or for vectors, use more/ppo_linen_gymnasium.py or its PyTorch version"
