@@ -476,3 +476,5 @@ def test_the_number_of_devices_must_divide_the_batch(name, tmp_path, monkeypatch
     message = ", 2, must divide --num-envs and the minibatch size"
     assert message in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+    if name == DDP:
+        dist.destroy_process_group()
