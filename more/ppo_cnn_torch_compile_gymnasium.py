@@ -682,7 +682,8 @@ def train(args: Args) -> None:
     obs = torch.from_numpy(env.reset(iteration)).to(device)
     packages = ["torch", "gymnasium", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    log = RunLog(args, iteration, packages, device=device_name, **spaces)
+    num_threads = torch.get_num_threads()
+    log = RunLog(args, iteration, packages, device=device_name, num_threads=num_threads, **spaces)
 
     # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     torch.compiler.reset()  # graphs from an earlier train() would count toward the recompile limit
