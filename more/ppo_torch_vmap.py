@@ -561,9 +561,6 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train the agents, or continue a run."""
-    # For small networks, one thread is usually faster than PyTorch's default of one per core.
-    if max(args.hidden_sizes, default=0) < 128 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
     # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
     torch.set_float32_matmul_precision(args.matmul_precision)
     precision = "highest" if args.matmul_precision == "highest" else "default"
