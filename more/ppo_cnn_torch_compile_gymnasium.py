@@ -677,7 +677,8 @@ def train(args: Args) -> None:
     obs = torch.from_numpy(env.reset(iteration)).to(device)
     packages = ["torch", "gymnasium", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    log = RunLog(args, iteration, packages, device=device_name, **spaces)
+    num_threads = torch.get_num_threads()
+    log = RunLog(args, iteration, packages, device=device_name, num_threads=num_threads, **spaces)
 
     torch.compiler.reset()  # graphs from an earlier train() would count toward the recompile limit
     policy_fn = partial(policy, agent)  # on a CPU, calling a compiled policy takes longer

@@ -631,6 +631,9 @@ def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
+    # For small networks, one thread is usually faster than PyTorch's default of one per core.
+    if max(args.hidden_sizes, default=0) < 128 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.vectorization == "async":
@@ -660,7 +663,8 @@ def train(args: Args) -> None:
     obs = torch.from_numpy(env.reset(iteration)).to(device)
     packages = ["torch", "gymnasium", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    log = RunLog(args, iteration, packages, device=device_name, **spaces)
+    num_threads = torch.get_num_threads()
+    log = RunLog(args, iteration, packages, device=device_name, num_threads=num_threads, **spaces)
 
     torch.compiler.reset()  # graphs from an earlier train() would count toward the recompile limit
     # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.

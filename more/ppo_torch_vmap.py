@@ -584,7 +584,8 @@ def train(args: Args) -> None:
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
     packages = ["torch", "jax", "jaxlib", "gymnax", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    log = RunLogs(args, iteration, packages, device=device_name, **spaces)
+    num_threads = torch.get_num_threads()
+    log = RunLogs(args, iteration, packages, device=device_name, num_threads=num_threads, **spaces)
 
     step_fn = jax.jit(jax.vmap(env.step))
     torch.compiler.reset()  # graphs from an earlier train() would count toward the recompile limit
