@@ -118,7 +118,7 @@ def load_run(folder: Path, args: Args) -> Run:
     script = load_script(name, args.script)
     try:
         info, run_args = script.load_info(folder)
-        iteration = info["iteration"]
+        iteration = int(info["iteration"])
         policy = script.load_policy(folder, args.seed)
     except Exception as error:  # a damaged file can raise anything
         fail(f"{folder} is damaged, or from a different version of {name}.py: {error!r}")

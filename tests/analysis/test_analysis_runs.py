@@ -242,7 +242,7 @@ def test_untrusted_text_is_sanitized_and_cannot_change_other_runs(tmp_path):
     os.rename(path, os.fsencode(tmp_path) + b"/<b>\xff\x1b[31m\n")
     data = load(tmp_path)
     text = data.runs.select_dtypes("str")
-    assert text.map(lambda x: x.isprintable()).all(axis=None)
+    assert text.map(str.isprintable).all(axis=None)
     assert data.iterations["run"].value_counts().to_dict() == dict.fromkeys(data.runs["run"], 12)
 
 
