@@ -156,7 +156,8 @@ def studies_text() -> str:
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     args = make_parser().parse_args(words)
-    names = ("scripts", "envs", "sizes", "preset", "total_timesteps", "returns", "phases", "devices")
+    names = ["scripts", "envs", "sizes", "preset", "total_timesteps"]
+    names += ["returns", "phases", "devices"]
     custom = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
     if custom and args.studies:
         study = args.studies[0]
