@@ -531,6 +531,9 @@ def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
         for path in command.folder.iterdir():
             if path.suffix in (".json", ".csv", ".html", ".js"):
                 mlflow.log_artifact(str(path))
+        best = f"fresh/trial-{result['best_trial']:04d}-seed-*/checkpoint.*"
+        for path in sorted(command.folder.glob(best))[:1]:  # none if training diverged early
+            mlflow.log_artifacts(str(path.parent), "best")
 
 
 # === Command ====================================================================================

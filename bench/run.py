@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
@@ -105,16 +106,11 @@ class Plan:
         """Return the number of complete runs and the elapsed and remaining time, as text."""
         seconds = time.time() - self.started
         missing = sum(not self.runs[i].is_done() for i in self.missing)
-        text = f"{len(self.runs) - missing}/{len(self.runs)} done, {clock(seconds)}"
+        text = f"{len(self.runs) - missing}/{len(self.runs)} done, {timedelta(seconds=int(seconds))}"
         if missing < len(self.missing):
             rest = seconds * missing / (len(self.missing) - missing)
-            text += f", about {clock(rest)} left"
+            text += f", about {timedelta(seconds=int(rest))} left"
         return f"[{text}]"
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 # === Files ======================================================================================

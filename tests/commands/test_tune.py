@@ -557,7 +557,7 @@ def test_mlflow_receives_each_trial(project, begin_command, monkeypatch):
     result = best_json(project)
     assert runs[NAME].data.metrics["fresh_seeds/best"] == result["best"]["iqm"]
     files = {x.path for x in client.list_artifacts(runs[NAME].info.run_id)}
-    assert files == {"best.json", "trials.csv"}
+    assert files == {"best.json", "trials.csv", "best"}
     good = runs["trial-0000"]
     assert good.data.metrics["value"] == result["value_in_study"]
     history = client.get_metric_history(good.info.run_id, "charts/episodic_return/seed-1")
