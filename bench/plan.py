@@ -235,14 +235,14 @@ def make_run(
     env, size, script, first_seed = cell
     # In a study, the environment @doors selects the doors preset of the script.
     is_preset = env.startswith("@") and not args.is_custom
-    is_custom = script in row.programs
-    if not is_custom and full_name(script) not in catalog.SCRIPTS:
+    is_program = script in row.programs
+    if not is_program and full_name(script) not in catalog.SCRIPTS:
         fail(f"there is no script '{script}'")
     if size not in NETWORKS:
         fail(f"sizes must be among: {' '.join(NETWORKS)}; not '{size}'")
     # Gymnasium scripts check the environment id themselves.
     is_known = env in catalog.ENVIRONMENTS or ":" in env or is_preset
-    if not is_known and not is_custom and not script.endswith("_gymnasium"):
+    if not is_known and not is_program and not script.endswith("_gymnasium"):
         known = " ".join(catalog.ENVIRONMENTS)
         fail(f"envs must be among: {known}; or my_module:MyEnv; not '{env}'")
     seed = first_seed + row.seed_stride * (repeat - 1)
@@ -255,13 +255,13 @@ def make_run(
     parts += [size, script, f"{row.devices}devices" if row.devices else ""]
     name = "__".join(filter(None, [*parts, length, f"seed{seed}"]))
 
-    words = shlex.split(row.programs[script]) if is_custom else [file_of(script)]
+    words = shlex.split(row.programs[script]) if is_program else [file_of(script)]
     settings = []  # arguments for the `env` command
     # A script looks for custom environments in the working directory.
     if ":" in env and Path.cwd() != ROOT:
         settings.append(f"--chdir={Path.cwd()}")
         words[0] = str(ROOT / words[0])
-    if script.endswith("-none") and not is_custom:
+    if script.endswith("-none") and not is_program:
         settings.append("JAX_DISABLE_JIT=1")
     if row.devices and catalog.SCRIPTS[full_name(script)]["framework"] == "torch":
         # --standalone finds a free port, so several runs can execute at the same time.
@@ -279,7 +279,7 @@ def make_run(
     words += words_of(row.flags)
     words += ["--seed", str(seed), "--total-timesteps", str(total)]
     is_resumable = row.returns or "save-every" in row.flags
-    if not is_resumable and (args.is_custom or not is_custom):
+    if not is_resumable and (args.is_custom or not is_program):
         words += ["--save-every", ONLY_AT_THE_END]  # saving would be part of the measured time
     key = " ".join(word.rpartition("/")[2] for word in [*words, "--run-name", name])
     if args.track and row.track:

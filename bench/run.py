@@ -104,12 +104,12 @@ class Plan:
 
     def progress(self) -> str:
         """Return the number of complete runs and the elapsed and remaining time, as text."""
-        seconds = time.time() - self.started
+        seconds = int(time.time() - self.started)
         missing = sum(not self.runs[i].is_done() for i in self.missing)
-        text = f"{len(self.runs) - missing}/{len(self.runs)} done, {timedelta(seconds=int(seconds))}"
-        if missing < len(self.missing):
-            rest = seconds * missing / (len(self.missing) - missing)
-            text += f", about {timedelta(seconds=int(rest))} left"
+        done = len(self.missing) - missing
+        text = f"{len(self.runs) - missing}/{len(self.runs)} done, {timedelta(seconds=seconds)}"
+        if done:
+            text += f", about {timedelta(seconds=seconds * missing // done)} left"
         return f"[{text}]"
 
 
