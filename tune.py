@@ -459,9 +459,10 @@ def summary(returns: list[float]) -> dict[str, Any]:
     iqm = stats.trim_mean(returns, 0.25)
     cut = (len(returns) // 4 + 1e-9) / len(returns)
     low, high = map(float, stats.mstats.trimmed_mean_ci(returns, (cut, cut)))
-    text = f"{formatting.interval(iqm, low, high)}, mean {formatting.interval(*mean(returns))}, "
-    text += f"{min(returns):.4g} to {max(returns):.4g}"
     interval = [low, high] if low < high else None
+    text = formatting.interval(iqm, *(interval or (np.nan, np.nan)))
+    text += f", mean {formatting.interval(*mean(returns))}"
+    text += f", {min(returns):.4g} to {max(returns):.4g}"
     return {"iqm": iqm, "interval": interval, "returns": returns, "text": text}
 
 
