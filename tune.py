@@ -206,8 +206,8 @@ def parse_range(name: str, text: str, given: Any) -> Callable:
         method = "suggest_int" if isinstance(low, int) else "suggest_float"
         propose = methodcaller(method, name, low, high, log=text.endswith(":log"))
         propose(optuna.trial.FixedTrial({name: low}))  # checks the range
-    except (ValueError, TypeError) as error:
-        fail(f"--space {name}={text} must be NAME=LOW:HIGH[:log] or NAME=A,B,C: {error}")
+    except (ValueError, TypeError):
+        fail(f"--space {name}={text} must be NAME=LOW:HIGH[:log] or NAME=A,B,C")
     return propose
 
 
