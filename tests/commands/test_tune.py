@@ -180,7 +180,7 @@ def test_summary():
     reach = stats.t.ppf(0.975, 3) * winsorized / (1 - 2 * 2 / 8)
     assert result["iqm"] == 7
     assert result["interval"] == pytest.approx([7 - reach, 7 + reach], rel=1e-4)
-    assert result["text"].startswith("7.0 [1.7, 12.3], mean 17.6 [") and result["text"].endswith(", 1 to 100")
+    assert result["text"] == "7.0 [1.7, 12.3], mean 17.6 [-10.4, 45.5], 1 to 100"
     assert tune.summary([2.0] * 12)["interval"] is None  # not an interval of width 0
 
 
