@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
-#   "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "tyro==1.0.17", "tensorboard==2.21.0",
-#   "gymnasium==1.3.0", "pygame-ce==2.5.8", "pillow==13.0.0", "matplotlib==3.11.2"]
+#   "numpy==2.4.6", "scipy==1.17.1", "tyro==1.0.17", "tensorboard==2.21.0", "gymnasium==1.3.0",
+#   "pygame-ce==2.5.8", "pillow==13.0.0", "matplotlib==3.11.2"]
 # ///
 """Evaluate trained policies: mean returns with confidence intervals, comparisons and GIFs.
 
@@ -24,6 +24,7 @@ import os
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -42,8 +43,6 @@ from gymnax.visualize import vis_gym
 from matplotlib import colormaps
 from PIL import Image, ImageDraw, ImageOps
 from scipy import stats
-
-from analysis.stats import mean, welch
 
 HERE = Path(__file__).resolve().parent
 PROGRESS_AFTER = 2.0  # seconds until the first progress line
@@ -305,13 +304,11 @@ def summarize(values: Any) -> dict[str, Any]:
 
     A single value has no interval.
     """
-    estimate, low, high = mean(values)
-    return {
-        "mean": estimate,
-        "interval": [low, high] if len(values) > 1 else None,
-        "min": float(np.min(values)),
-        "max": float(np.max(values)),
-    }
+    summary: dict[str, Any] = {"mean": float(np.mean(values)), "interval": None}
+    if len(values) > 1:
+        half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+        summary["interval"] = [summary["mean"] - half, summary["mean"] + half]
+    return summary | {"min": float(np.min(values)), "max": float(np.max(values))}
 
 
 def format_mean(summary: dict[str, Any]) -> str:
@@ -331,14 +328,19 @@ def settings_of(run: Run) -> str:
 
 def compare(a: list[float], b: list[float]) -> str:
     """Describe the difference between the means of two groups of seeds (Welch's t-test)."""
-    difference, low, high = welch(np.array(b), np.array(a))
-    start = f"{'higher' if difference >= 0 else 'lower'} by {abs(difference):.2f}"
+    high, low = (a, b) if np.mean(a) >= np.mean(b) else (b, a)
+    difference = np.mean(high) - np.mean(low)
+    start = f"{'higher' if high is a else 'lower'} by {difference:.2f}"
     if min(len(a), len(b)) == 1:
         return f"{start}, but one seed in a group is too few for a conclusion"
-    if difference < 0:
-        low, high = -high, -low
-    verdict = "a significant difference" if low > 0 else "no significant difference"
-    return f"{start} [{low:.2f}, {high:.2f}]: {verdict}"
+    lower, upper = difference, difference
+    if np.ptp(a) or np.ptp(b):
+        # SciPy warns if all values in a group are equal.
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            test = stats.ttest_ind(high, low, equal_var=False)
+        lower, upper = test.confidence_interval()
+    verdict = "a significant difference" if lower > 0 else "no significant difference"
+    return f"{start} [{lower:.2f}, {upper:.2f}]: {verdict}"
 
 
 # === GIF ========================================================================================

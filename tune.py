@@ -461,7 +461,7 @@ def summary(returns: list[float]) -> dict[str, Any]:
     low, high = map(float, stats.mstats.trimmed_mean_ci(returns, (cut, cut)))
     interval = [low, high] if low < high else None
     text = formatting.interval(iqm, *(interval or (np.nan, np.nan)))
-    text += f", mean {formatting.interval(*mean(returns))}"
+    text += f", mean {formatting.interval(*mean(np.array(returns)))}"
     text += f", {min(returns):.4g} to {max(returns):.4g}"
     return {"iqm": iqm, "interval": interval, "returns": returns, "text": text}
 
@@ -519,7 +519,7 @@ def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
             tags = {"state": trial.state.name, "error": trial.user_attrs.get("error", "")}
             with mlflow.start_run(run_name=f"trial-{trial.number:04d}", nested=True, tags=tags):
                 mlflow.log_params(command.defaults | trial.params)
-                if trial.state == TrialState.COMPLETE:
+                if trial.state == TrialState.COMPLETE and trial.value is not None:
                     mlflow.log_metric("value", trial.value)
                 for seed, folder in enumerate(runs_of(command, trial.number), 1):
                     for row in read_rows(folder):
