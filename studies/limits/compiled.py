@@ -39,7 +39,6 @@ def excerpt(script: Path, start: str, end: str) -> str:
 LOOP = "    while iteration < args.num_iterations:\n"
 MODULE = {LOOP: f"    agent.compile()\n{LOOP}"}
 
-# torch.compile inlines numbers, so a learning rate that changes must be a tensor.
 ADAM = (
     "    optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)\n"
 )
@@ -47,28 +46,50 @@ TENSOR_RATE = """\
     learning_rate = torch.tensor(args.learning_rate, device=device)
     optimizer = torch.optim.Adam(params, learning_rate, eps=args.adam_eps)
 """
-RESUMED_RATE = '        optimizer.param_groups[0]["lr"] = args.learning_rate * factor\n'
-FILLED_RATE = '        optimizer.param_groups[0]["lr"].fill_(args.learning_rate * factor)\n'
+SCHEDULER = excerpt(EAGER, "    scheduler = LambdaLR", "\n\ndef learning_rate_factor")
 RATE = '    learning_rate = optimizer.param_groups[0]["lr"]\n'
+COPIED_RATE = '    learning_rate = optimizer.param_groups[0]["lr"].clone()\n'
+# A scheduler would wrap optimizer.step in a function that cannot be compiled.
+SET_RATE = '''\
+def set_learning_rate(optimizer, args: Args) -> None:
+    """Set the learning rate of the next step. It is a tensor, because numbers are inlined."""
+    steps = int(next(iter(optimizer.state.values()))["step"])
+    factor = learning_rate_factor(steps, args)
+    optimizer.param_groups[0]["lr"].fill_(args.learning_rate * factor)
+
+
+'''
+STORAGE = "# === Storage"
 CALL = "losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))\n"
 NEW_CALL = f"""\
 losses.append(minibatch_step(agent, optimizer, Batch(*minibatch), args))
-{" " * 12}scheduler.step()
+{" " * 12}set_learning_rate(optimizer, args)
 """
+RESUME = '        scheduler.load_state_dict(checkpoint["scheduler"])\n'
+RESUMED_RATE = excerpt(EAGER, "        # The learning rate depends on", "        set_rng_state(")
+LOAD = '        optimizer.load_state_dict(checkpoint["optimizer"])\n'
 
 
 def step(decorator: str) -> dict[str, str]:
     """Compile the policy and the minibatch step, as in LeanRL."""
     return {
+        "from torch.optim.lr_scheduler import LambdaLR\n": "",
         ADAM: TENSOR_RATE,
-        RESUMED_RATE: FILLED_RATE,
-        RATE: '    learning_rate = optimizer.param_groups[0]["lr"].clone()\n',
+        SCHEDULER: "    return agent, optimizer\n",
+        STORAGE: f"{SET_RATE}{STORAGE}",
+        "def update(agent, optimizer, scheduler, ": "def update(agent, optimizer, ",
+        RATE: COPIED_RATE,
         CALL: NEW_CALL,
         "def minibatch_step(agent, optimizer, scheduler, ": f"""\
 {decorator}
 def minibatch_step(agent, optimizer, """,
         "    optimizer.step()\n    scheduler.step()\n": "    optimizer.step()\n",
         "@torch.no_grad()\ndef policy(": f"{decorator}\n@torch.no_grad()\ndef policy(",
+        "    agent, optimizer, scheduler = make_agent(": "    agent, optimizer = make_agent(",
+        RESUME: "",
+        RESUMED_RATE: "        set_learning_rate(optimizer, args)\n",
+        "metrics = update(agent, optimizer, scheduler, ": "metrics = update(agent, optimizer, ",
+        '                "scheduler": scheduler.state_dict(),\n': "",
     }
 
 
@@ -144,18 +165,12 @@ def adam_step(agent, optimizer, args: Args, grads):
 
 """,
 }
-RESUMED_SCHEDULER = excerpt(EAGER, "        scheduler.load_state_dict", RESUMED_RATE) + FILLED_RATE
 TORCH_OPTIM = {
-    "from torch import nn\n": """\
-from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
-""",
-    excerpt(COMPILED, "class Adam(", "# === Storage"): excerpt(
-        EAGER, "def make_agent(", "# === Storage"
-    ).replace(ADAM, TENSOR_RATE),
-    "    learning_rate = learning_rate_after(optimizer.count, args)\n": """\
-    learning_rate = optimizer.param_groups[0]["lr"].clone()
-""",
+    excerpt(COMPILED, "class Adam(", STORAGE): excerpt(EAGER, "def make_agent(", STORAGE)
+    .replace(ADAM, TENSOR_RATE)
+    .replace(SCHEDULER, "    return agent, optimizer\n")
+    + SET_RATE,
+    "    learning_rate = learning_rate_after(optimizer.count, args)\n": COPIED_RATE,
     MINIBATCH_STEP: '''\
 def gradient(agent, minibatch: Batch, args: Args):
     """Return the clipped gradient of each parameter, and the metrics of the loss."""
@@ -167,14 +182,7 @@ def gradient(agent, minibatch: Batch, args: Args):
 
 
 ''',
-    "    agent, optimizer = make_agent(": "    agent, optimizer, scheduler = make_agent(",
-    '        optimizer.load_state_dict(checkpoint["optimizer"])\n': f"""\
-        optimizer.load_state_dict(checkpoint["optimizer"])
-{RESUMED_SCHEDULER}""",
-    '                "optimizer": optimizer.state_dict(),\n': """\
-                "optimizer": optimizer.state_dict(),
-                "scheduler": scheduler.state_dict(),
-""",
+    LOAD: f"{LOAD}        set_learning_rate(optimizer, args)\n",
     BIND: """\
     gradient_fn = compile_graph(partial(gradient, agent, args=args), device)
     adam_fn = compile_graph(optimizer.step, device)
@@ -184,7 +192,7 @@ def gradient(agent, minibatch: Batch, args: Args):
         for x, grad in zip(agent.parameters(), grads, strict=True):
             x.grad = grad
         adam_fn()
-        scheduler.step()
+        set_learning_rate(optimizer, args)
         return losses
 
 """,
