@@ -182,6 +182,8 @@ def gradient(agent, minibatch: Batch, args: Args):
 
 
 ''',
+    # torch.optim inserts a graph break.
+    "fullgraph=True, dynamic=False, options": "dynamic=False, options",
     LOAD: f"{LOAD}        set_learning_rate(optimizer, args)\n",
     BIND: """\
     gradient_fn = compile_graph(partial(gradient, agent, args=args), device)
