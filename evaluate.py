@@ -67,15 +67,11 @@ class Args:
         """Check the flags. tyro reports a ValueError as a usage error."""
         if not self.runs:
             raise ValueError("name at least one run folder")
-        if self.seed < 0:
-            raise ValueError("--seed must be 0 or more")
         if min(self.episodes, self.max_steps) < 1:
             raise ValueError("--episodes and --max-steps must be 1 or more")
         if self.num_envs is not None and (self.num_envs < 1 or self.episodes % self.num_envs != 0):
             rule = f"--num-envs must divide --episodes ({self.episodes})"
             raise ValueError(f"{rule}, so that all environments play the same number of episodes")
-        if not 0 <= self.epsilon <= 1:
-            raise ValueError("--epsilon must be between 0 and 1")
         if self.gif and not self.gif.parent.is_dir():
             raise ValueError(f"--gif: folder {self.gif.parent} does not exist")
 
@@ -85,11 +81,11 @@ class Run(NamedTuple):
     script: Any  # imported training script
     args: Any  # Args of the script
     iteration: int  # training iterations completed at the checkpoint
+    policy: Callable  # from load_policy in the script
 
 
 def fail(reason: str, status: int = 2) -> NoReturn:
-    """Print an error and exit. Replace control characters, which run.json could contain."""
-    print("".join(x if x.isprintable() else "?" for x in reason), file=sys.stderr)
+    print(reason, file=sys.stderr)
     sys.exit(status)
 
 
@@ -125,8 +121,7 @@ def load_run(folder: Path, args: Args) -> Run:
         iteration = int(info["iteration"])
         policy = script.load_policy(folder, args.seed)
     except Exception as error:  # a damaged file can raise anything
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        fail(f"{folder} is damaged, or from a different version of {name}.py: {reason}")
+        fail(f"{folder} is damaged, or from a different version of {name}.py: {error!r}")
     if args.sample and "sample" not in inspect.signature(policy).parameters:
         fail(f"--sample: the policy of {name} is deterministic; try --epsilon")
     if not hasattr(script, "gymnasium") and (args.num_envs or args.vectorization):
@@ -135,7 +130,7 @@ def load_run(folder: Path, args: Args) -> Run:
     if status == "diverged":
         hint = f"this is its last checkpoint, after {iteration} iterations"
         print(f"{folder} diverged: {hint}", file=sys.stderr)
-    return Run(folder, script, run_args, iteration)
+    return Run(folder, script, run_args, iteration, policy)
 
 
 def load_script(name: str, scripts: tuple[Path, ...]) -> Any:
@@ -155,10 +150,7 @@ def load_script(name: str, scripts: tuple[Path, ...]) -> Any:
 # === Environments ===============================================================================
 @contextmanager
 def make_env(run: Run, args: Args, num_envs: int, **options: Any) -> Generator[Any]:
-    """Make the VecEnv of the training script, and close it. Pass options to gymnasium.make_vec.
-
-    If close() raises, for example because the simulator has ended, print the error.
-    """
+    """Make the VecEnv of the training script, and close it. Pass options to gymnasium.make_vec."""
     values = vars(run.args) | {"num_envs": num_envs, "seed": args.seed}
     values["terminal_on_life_loss"] = False  # Atari: an episode is a full game
     if args.vectorization:
@@ -169,11 +161,8 @@ def make_env(run: Run, args: Args, num_envs: int, **options: Any) -> Generator[A
     try:
         yield env
     finally:
-        try:
-            if hasattr(env, "envs"):
-                env.envs.close()
-        except Exception as error:
-            print(f"{run.args.env_id}: close() raised {error!r}", file=sys.stderr)
+        if hasattr(env, "envs"):
+            env.envs.close()
 
 
 class JaxEnvs:
@@ -216,9 +205,8 @@ def play(run: Run, env: Any, args: Args, render: bool = False) -> Iterator[tuple
     done (N,) is true at the end of an episode, and capped (N,) where --max-steps cut it off. In
     Gymnasium a new episode follows a capped one; in JAX, each environment plays only one.
     """
-    policy = run.script.load_policy(run.folder, args.seed)
     policy_options: dict[str, Any] = {"sample": True} if args.sample else {}
-    is_recurrent = "starts" in inspect.signature(policy).parameters
+    is_recurrent = "starts" in inspect.signature(run.policy).parameters
     rng = np.random.default_rng(args.seed)
     in_gymnasium = hasattr(env, "envs")
     envs = env if in_gymnasium else JaxEnvs(env, args.seed)
@@ -229,7 +217,7 @@ def play(run: Run, env: Any, args: Args, render: bool = False) -> Iterator[tuple
         obs = np.array(obs).reshape(env.num_envs, *env.obs_shape)
         if is_recurrent:
             policy_options["starts"] = starts
-        action = policy(obs, **policy_options)
+        action = run.policy(obs, **policy_options)
         explores = rng.random(env.num_envs) < args.epsilon
         if explores.any():
             action[explores] = random_actions(env, rng)[explores]
@@ -312,15 +300,14 @@ def evaluate(run: Run, env: Any, args: Args) -> dict[str, Any]:
 
 
 def summarize(values: Any) -> dict[str, Any]:
-    """Return the mean with a 95% interval (Student's t), the standard deviation and the range.
+    """Return the mean with a 95% interval (Student's t), and the range.
 
     A single value has no interval.
     """
-    summary: dict[str, Any] = {"mean": float(np.mean(values)), "interval": None, "std": None}
+    summary: dict[str, Any] = {"mean": float(np.mean(values)), "interval": None}
     if len(values) > 1:
         half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
         summary["interval"] = [summary["mean"] - half, summary["mean"] + half]
-        summary["std"] = float(np.std(values, ddof=1))
     return summary | {"min": float(np.min(values)), "max": float(np.max(values))}
 
 
@@ -464,12 +451,14 @@ def draw(runs: list[Run], args: Args, path: Path) -> None:
     args = replace(args, max_steps=min(args.max_steps, 500))
     episodes = [draw_episode(run, args) for run in runs]
     length = max(len(panels) for panels in episodes)
-    frames = []
-    for number in range(length):
+
+    def frame(number: int) -> Image.Image:
         panels = [panels[min(number, len(panels) - 1)] for panels in episodes]
-        frames.append(Image.fromarray(np.hstack(panels)))
+        return Image.fromarray(np.hstack(panels))
+
+    rest = map(frame, range(1, length))  # one frame at a time, to save memory
     duration = min(100, 10_000 // length)  # ms per frame: at most 10 s in total
-    frames[0].save(path, "gif", save_all=True, append_images=frames[1:], duration=duration, loop=0)
+    frame(0).save(path, "gif", save_all=True, append_images=rest, duration=duration, loop=0)
 
 
 # === Command line ===============================================================================
@@ -483,9 +472,6 @@ def main() -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo renders without a display
     runs = load_runs(args.runs, args)
     others = load_runs(args.against, args)
-    for run in runs:
-        if run.folder.resolve() in [other.folder.resolve() for other in others]:
-            fail(f"--against: {run.folder} is in both groups")
     groups: dict[Any, list[Run]] = {}
     for i, run in enumerate(runs + others):
         groups.setdefault((i < len(runs), settings_of(run)), []).append(run)
@@ -495,8 +481,6 @@ def main() -> None:
     for group in groups.values():
         mean_returns = {}  # seed -> mean return
         for run in group:
-            info, _ = run.script.load_info(run.folder)  # training may have saved again by now
-            run = run._replace(iteration=info["iteration"])
             with make_env(run, args, count_envs(run, args)) as env:
                 results = evaluate(run, env, args)
                 report(run, results, run.folder / file_name(args))

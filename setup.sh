@@ -19,7 +19,7 @@ find_python() {
 }
 
 pip_install() {
-  "$VENV/bin/python" -m pip --disable-pip-version-check install -qq --no-input "$@"
+  "$VENV/bin/python" -m pip --disable-pip-version-check install -qq --no-input --no-compile "$@"
 }
 
 report_progress() { # print progress until killed, or until this shell ends

@@ -11,7 +11,6 @@ returns are an unbiased estimate. Results are written to tuned/NAME. If tune.py 
 killed, run the same command again to continue.
 """
 
-import contextlib
 import hashlib
 import importlib
 import io
@@ -24,54 +23,26 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from contextlib import redirect_stderr, suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Literal, NoReturn
-from urllib.parse import quote
-
-import tyro
-
-
-@dataclass
-class Args:
-    script: tyro.conf.Positional[Path]  # name of a script in scripts.toml, or path to a file
-    trials: int = 40  # trials in the study, on all its machines together
-    num_seeds: int = 4  # seeds per trial
-    fresh_seeds: int = 12  # held-out seeds for the best settings and for the defaults
-    episodes: int = 100  # greedy episodes per evaluation of an agent
-    workers: int = 1  # number of concurrent trials on this machine
-    space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # NAME, NAME=LOW:HIGH[:log], NAME=A,B,C
-    sampler: Literal["tpe", "random"] = "tpe"  # algorithm that proposes settings
-    pruner: Literal["hyperband", "none"] = "hyperband"  # algorithm that stops unpromising trials
-    seed: int = 1  # seed of the sampler; trials train with seeds 1 to num_seeds
-    timeout: float = 86_400.0  # seconds after which a run or an evaluation counts as hanging
-    study: str = ""  # name of the study; default SCRIPT__ENVIRONMENT
-    studies_dir: str = "tuned"  # folder with one folder per study
-    storage: str = ""  # database, such as postgresql://...; default SQLite in the study's folder
-    mlflow: bool = False  # copy the study to MLflow, configured by MLFLOW_TRACKING_URI, ...
-
-    def __post_init__(self) -> None:
-        for name in ("trials", "num_seeds", "fresh_seeds", "episodes", "workers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
-
-
-def parse_args() -> tuple[Args, list[str]]:
-    """Return the arguments for tune.py, and the flags for the script."""
-    return tyro.cli(Args, description=__doc__, return_unknown_args=True)
-
-
-if __name__ == "__main__":
-    ARGUMENTS = parse_args()  # before the slow imports, so that --help answers at once
 
 import numpy as np
+import tyro
 from scipy import stats
+
+from analysis import formatting
+from analysis.catalog import SCRIPTS, file_of
+from analysis.describe import last_return
+from analysis.schema import clean
+from analysis.stats import mean
+from bench import processes
 
 try:
     import optuna
@@ -83,11 +54,6 @@ try:
 except ImportError as error:
     print(f"tune.py: {error}: pip install -r requirements-tune.txt", file=sys.stderr)
     sys.exit(2)
-
-from analysis.catalog import SCRIPTS, file_of
-from analysis.describe import last_return
-from analysis.schema import clean
-from bench import processes
 
 HERE = Path(__file__).resolve().parent
 # Search space; settings that the script does not have are skipped. LOW:HIGH is uniform, or
@@ -125,26 +91,37 @@ SAC_SPACE = {
     "train_frequency": "1:8:log",
     "tau": "1e-3:5e-2:log",
 }
-GIVEN = {"seed", "runs_dir", "run_name", "resume"}
-NEEDED = GIVEN | {"env_id", "total_timesteps"}
-NOT_SEARCHED = GIVEN | {"save_every", "save_replay", "track", "matmul_precision"}
-NOT_SEARCHED |= {"env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions"}
+# These change the task, or the files that a run writes, but not the agent.
+NOT_SEARCHED = {"env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions"}
+NOT_SEARCHED |= {"seed", "runs_dir", "run_name", "resume", "save_every", "save_replay", "track"}
 HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., held-out runs with seeds 1001, 1002, ...
 TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # evaluation seeds
-FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-HEARTBEAT = 10  # seconds between heartbeats
-SILENCE = 60  # seconds without a heartbeat after which a trial starts over
 GRACE = 10  # seconds from SIGTERM to SIGKILL
 USAGE_ERROR = "ended with status 2"  # the exit status of argparse and tyro
 DIVERGED = "NaN or infinite"  # part of the errors of scripts and evaluate.py after divergence
 
 
-class TrialError(Exception):
-    """Raised if a trial fails; the message is one sentence."""
+@dataclass
+class Args:
+    script: tyro.conf.Positional[Path]  # name of a script in scripts.toml, or path to a file
+    trials: int = 40  # trials in the study, on all its machines together
+    num_seeds: int = 4  # seeds per trial
+    fresh_seeds: int = 12  # held-out seeds for the best settings and for the defaults
+    episodes: int = 100  # greedy episodes per evaluation of an agent
+    workers: int = 1  # number of concurrent trials on this machine
+    space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # NAME, NAME=LOW:HIGH[:log], NAME=A,B,C
+    pruner: Literal["hyperband", "none"] = "hyperband"  # algorithm that stops unpromising trials
+    seed: int = 1  # seed of the sampler; trials train with seeds 1 to num_seeds
+    timeout: float = 86_400.0  # seconds after which a run or an evaluation counts as hanging
+    study: str = ""  # name of the study; default SCRIPT__ENVIRONMENT
+    studies_dir: Path = Path("tuned")  # folder with one folder per study
+    storage: str = ""  # database, such as postgresql://...; default SQLite in the study's folder
+    mlflow: bool = False  # copy the study to MLflow, configured by MLFLOW_TRACKING_URI, ...
 
-
-class Stopped(Exception):
-    """Raised after a signal."""
+    def __post_init__(self) -> None:
+        for name in ("trials", "num_seeds", "fresh_seeds", "episodes", "workers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
 
 
 @dataclass
@@ -158,21 +135,22 @@ class Command:
     space: dict[str, Callable]  # setting -> function that proposes its value in a trial
     folder: Path  # the folder of the study
     study: optuna.Study
-    version: str  # hash of the script
-    file_lock: Any = None  # held until this process ends, so that no other one runs the study
+    file_lock: FileLock  # held until this process ends, so that no other one runs the study
     mark: str = field(default_factory=processes.new_mark)  # identifies the processes of all runs
-    stop: threading.Event = field(default_factory=threading.Event)  # ends all runs
-    status: int = 0  # exit status after a signal
+    status: int = 0  # exit status; not 0 after a signal
 
 
-def plain(text: object) -> str:
-    """Return untrusted text as one short line without control characters."""
-    return clean(" ".join(str(text).split()))[:500]
+class TrialError(Exception):
+    """Raised if a trial fails; the message is one sentence."""
+
+
+class Stopped(Exception):
+    """Raised after a signal."""
 
 
 def fail(reason: str) -> NoReturn:
     """End with a message about something the user can fix."""
-    print(plain(reason), file=sys.stderr)
+    print(reason, file=sys.stderr)
     sys.exit(2)
 
 
@@ -180,46 +158,34 @@ def fail(reason: str) -> NoReturn:
 def ask_script(path: Path, words: list[str]) -> Any:
     """Return the script arguments with these flags; if a flag is invalid, tyro exits."""
     sys.path.insert(0, str(path.parent))
-    try:
-        script = importlib.import_module(path.stem)
-    except (Exception, SystemExit) as error:  # the file can be any program
-        fail(f"{path} cannot be imported: {type(error).__name__}: {error}")
+    script = importlib.import_module(path.stem)
     sys.argv = [path.name, *words]
     given = script.parse_args() if hasattr(script, "parse_args") else None
-    names = {x.name for x in fields(given)} if is_dataclass(given) else set()
-    if not names >= NEEDED or "num_agents" in names:
+    if not hasattr(given, "total_timesteps") or hasattr(given, "num_agents"):
         fail(f"{path} does not train one agent, as ppo_linen.py and dqn_linen.py do")
     return given
 
 
-def version_of(script: Path) -> str:
-    return hashlib.sha256(script.read_bytes()).hexdigest()
-
-
 def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str, str]:
     """Return the search space as a mapping from settings to ranges in the syntax of --space."""
-    known = asdict(given)
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
-    fixed = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
-    for name in fixed & GIVEN:
-        fail(f"--{name.replace('_', '-')} cannot be set: tune.py sets it for each run")
-    if "train_frequency" in known:
-        fixed.add("num_steps")  # in DQN and SAC, num_steps sets how often metrics are logged
+    fixed = NOT_SEARCHED | {flag.removeprefix("no-").replace("-", "_") for flag in flags}
     space = SPACE
-    if "norm_obs" in known:
+    if hasattr(given, "norm_obs"):
         space = SPACE | CONTINUOUS_SPACE
-    if "tau" in known:
+    if hasattr(given, "tau"):
         space = SPACE | SAC_SPACE
+    if hasattr(given, "train_frequency"):
+        fixed.add("num_steps")  # in DQN and SAC, num_steps sets how often metrics are logged
+    free = asdict(given).keys() - fixed
     if not asked:
-        return {x: text for x, text in space.items() if x in known and x not in fixed}
+        return {name: text for name, text in space.items() if name in free}
     ranges = {}
     for word in asked:
         name, _, text = word.partition("=")
         name = name.replace("-", "_")
-        if name not in known:
-            fail(f"--space {word}: the script has no {name}")
-        if name in NOT_SEARCHED or name in fixed:
-            fail(f"--space {word}: {name} is fixed, by a flag or because it changes the task")
+        if name not in free:
+            fail(f"--space {word}: {name} is not in the script, is fixed, or changes the task")
         ranges[name] = text or space.get(name, "")
     return ranges
 
@@ -231,19 +197,18 @@ def shown(value: Any) -> Any:
 
 def parse_range(name: str, text: str, given: Any) -> Callable:
     """Return a function that proposes a value from NAME=RANGE in a trial."""
-    default = shown(getattr(given, name))
+    if ":" not in text:
+        values = [parse(name, word, given) for word in text.split(",")]
+        choices = dict.fromkeys(x for x in [*values, shown(getattr(given, name))] if x is not None)
+        return methodcaller("suggest_categorical", name, list(choices))
     try:
-        if ":" not in text:
-            values = [parse(name, word, given) for word in text.split(",")]
-            choices = dict.fromkeys(x for x in [*values, default] if x is not None)
-            return partial(optuna.Trial.suggest_categorical, name=name, choices=[*choices])
         low, high = (parse(name, word, given) for word in text.removesuffix(":log").split(":"))
-        suggest = optuna.Trial.suggest_int if type(default) is int else optuna.Trial.suggest_float
-        if low < high:
-            return partial(suggest, name=name, low=low, high=high, log=text.endswith(":log"))
+        method = "suggest_int" if isinstance(low, int) else "suggest_float"
+        propose = methodcaller(method, name, low, high, log=text.endswith(":log"))
+        propose(optuna.trial.FixedTrial({name: low}))  # checks the range
     except (ValueError, TypeError):
-        pass
-    fail(f"--space {name}={text} must be NAME=LOW:HIGH[:log] or NAME=A,B,C")
+        fail(f"--space {name}={text} must be NAME=LOW:HIGH[:log] or NAME=A,B,C")
+    return propose
 
 
 def parse(name: str, word: str, given: Any) -> Any:
@@ -251,23 +216,16 @@ def parse(name: str, word: str, given: Any) -> Any:
     if word.endswith("%"):
         word = f"{given.total_timesteps * float(word[:-1]) / 100:.0f}"
     words = word.split("x") if isinstance(getattr(given, name), tuple) else [word]
-    flag = f"--{name.replace('_', '-')}"
+    words.insert(0, f"--{name.replace('_', '-')}")
     config = (tyro.conf.FlagConversionOff,)  # --anneal-lr False instead of --no-anneal-lr
     output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(output):
-            args = tyro.cli(type(given), args=[flag, *words], default=given, config=config)
+        with redirect_stderr(output):
+            args = tyro.cli(type(given), args=words, default=given, config=config)
     except SystemExit:
         print(f"Leaving out {name}={word}: {reason_of(output.getvalue())}")
         return None
     return shown(getattr(args, name))
-
-
-def reason_of(output: str) -> str:
-    """Return the error that ended a script: of tyro, the last exception, or the last line."""
-    lines = [x for line in output.splitlines() if (x := plain(line).strip("│╭╮╰╯─ "))]
-    errors = [x for x in lines if re.match(r"Error parsing|Diverged|[\w.]+(Error|Exception)\b", x)]
-    return [*lines[-1:], *errors][-1] if lines else "no output"
 
 
 def words_of(settings: dict[str, Any]) -> list[str]:
@@ -287,44 +245,42 @@ def words_of(settings: dict[str, Any]) -> list[str]:
 # === Runs =======================================================================================
 def run(command: Command, words: list[str], log: Path) -> None:
     """Run a script to completion, or raise TrialError or Stopped."""
-    deadline = time.monotonic() + command.args.timeout
-    mark = f"{command.mark}.{processes.new_mark()}"
-    # Start a new session, so that Ctrl-C in the terminal does not reach the process.
-    with open(log, "wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env=os.environ | {processes.MARK: mark},
-            start_new_session=True,
-        )
-    while process.poll() is None and time.monotonic() < deadline and not command.stop.wait(0.1):
-        pass
-    status = process.poll()
-    processes.end(mark, GRACE)
-    if status == 0:
-        log.unlink()
-        return
-    if command.stop.is_set():
+    log.parent.mkdir(exist_ok=True)
+    status = None
+    if command.status == 0:
+        with open(log, "wb") as file, suppress(subprocess.TimeoutExpired):
+            status = subprocess.run(
+                [sys.executable, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=os.environ | {processes.MARK: command.mark},
+                timeout=command.args.timeout,
+                start_new_session=True,  # Ctrl-C in the terminal reaches only tune.py
+            ).returncode
+    if command.status != 0:
         raise Stopped
     if status is None:
         raise TrialError(f"not finished after {command.args.timeout:g} s")
-    reason = reason_of(log.read_text(errors="replace"))
-    raise TrialError(f"{Path(words[0]).name} ended with status {status}: {reason}")
+    if status != 0:
+        reason = reason_of(log.read_text(errors="replace"))
+        raise TrialError(f"{Path(words[0]).name} ended with status {status}: {reason}")
+    log.unlink()
+
+
+def reason_of(output: str) -> str:
+    """Return the error that ended a script: of tyro, the last exception, or the last line."""
+    lines = [x for line in output.splitlines() if (x := line.strip("│╭╮╰╯─ "))]
+    errors = [x for x in lines if re.match(r"Error parsing|Diverged|[\w.]+(Error|Exception)\b", x)]
+    return clean([*lines[-1:], *errors][-1])[:500] if lines else "no output"
 
 
 def train(command: Command, folder: Path, settings: dict[str, Any], seed: int) -> None:
     """Train in a new run folder."""
-    script = command.args.script
-    if version_of(script) != command.version:
-        sys.exit(f"{script} has changed; undo the change, or choose a different --study")
     shutil.rmtree(folder, ignore_errors=True)  # an interrupted run, or one from a deleted study
     given = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
     words = [*command.words, *words_of(settings), *words_of(given)]
-    run(command, [str(script), *words], Path(f"{folder}.log"))
-    if read_json(folder / "run.json")["status"] != "completed":
-        raise TrialError(f"{script.name} ended before training was complete")
+    run(command, [str(command.args.script), *words], Path(f"{folder}.log"))
 
 
 def evaluate(command: Command, folders: list[Path], seed: int) -> list[float]:
@@ -353,19 +309,16 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 # === Trials =====================================================================================
 def objective(command: Command, trial: optuna.Trial) -> float:
     """Train and evaluate; return the interquartile mean of the returns over seeds."""
-    if "retry_of" in trial.user_attrs:
-        for folder in runs_of(command, trial.user_attrs["retry_of"]):
-            shutil.rmtree(folder, ignore_errors=True)
     settings = {name: propose(trial) for name, propose in command.space.items()}
     folders = runs_of(command, trial.number)
     recent: list[float] = []  # training return of each finished seed
     try:
-        for i, folder in enumerate(folders):
-            train(command, folder, settings, 1 + i)
+        for seed, folder in enumerate(folders, 1):
+            train(command, folder, settings, seed)
             value = last_return(read_rows(folder))
             if value is not None:  # None if too few episodes finished
                 recent.append(value)
-                trial.report(stats.trim_mean(recent, 0.25), 1 + i)
+                trial.report(stats.trim_mean(recent, 0.25), seed)
             if folder != folders[-1] and trial.should_prune():
                 raise optuna.TrialPruned
         returns = evaluate(command, folders, TRIAL_EPISODES)
@@ -384,10 +337,14 @@ def runs_of(command: Command, number: int) -> list[Path]:
     return [command.folder / "trials" / f"{number:04d}-seed-{seed}" for seed in seeds]
 
 
-def ended(study: optuna.Study, *states: TrialState) -> list[FrozenTrial]:
-    """Return trials in the given states (default: all final ones), except interrupted trials."""
-    trials = study.get_trials(deepcopy=False, states=states or FINISHED)
+def ended(study: optuna.Study) -> list[FrozenTrial]:
+    """Return all trials that ended, except interrupted ones."""
+    trials = [x for x in study.get_trials(deepcopy=False) if x.state.is_finished()]
     return [x for x in trials if x.state != TrialState.FAIL or "error" in x.user_attrs]
+
+
+def completed(study: optuna.Study) -> list[FrozenTrial]:
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
 def retry(study: optuna.Study, trial: FrozenTrial) -> None:
@@ -403,7 +360,7 @@ def retry(study: optuna.Study, trial: FrozenTrial) -> None:
 def after_trial(command: Command, study: optuna.Study, trial: FrozenTrial) -> None:
     """Report a trial, delete its checkpoints, and end the search if the study is complete."""
     finished = ended(study)
-    if command.stop.is_set() or len(finished) >= command.args.trials:
+    if command.status != 0 or len(finished) >= command.args.trials:
         study.stop()
     if trial.state == TrialState.FAIL and "error" not in trial.user_attrs:
         retry(study, trial)
@@ -415,7 +372,7 @@ def after_trial(command: Command, study: optuna.Study, trial: FrozenTrial) -> No
     if trial.state == TrialState.COMPLETE:
         result = f"{trial.value:.4g}"
     best = ""
-    if ended(study, TrialState.COMPLETE):
+    if completed(study):
         best = f", best {study.best_value:.4g} (trial {study.best_trial.number})"
     count = f"{len(finished)}/{command.args.trials}"
     print(f"trial {trial.number}: {result} | {count}{best}", flush=True)
@@ -434,50 +391,48 @@ def search(command: Command) -> None:
         )
     columns = ("number", "state", "value", "duration", "params", "user_attrs")
     command.study.trials_dataframe(columns).to_csv(command.folder / "trials.csv", index=False)
-    if command.stop.is_set():
+    if command.status != 0:
         raise Stopped
 
 
 # === Evaluation =================================================================================
-def verdict(command: Command) -> dict[str, Any]:
+def compare(command: Command) -> dict[str, Any]:
     """Compare the best settings with the defaults, after training both with held-out seeds."""
-    study = command.study
-    best = study.best_trial
-    name = f"trial-{best.number:04d}"
+    best = command.study.best_trial
+    defaults = [x.value for x in completed(command.study) if x.params == command.defaults]
     of_defaults = held_out_returns(command, "defaults", command.defaults)
-    of_best = held_out_returns(command, name, best.params)
+    of_best = held_out_returns(command, f"trial-{best.number:04d}", best.params)
     # Two returns of minus infinity differ by 0.
     differences = [x - y if x != y else 0.0 for x, y in zip(of_best, of_defaults, strict=True)]
     words = ["python", str(command.args.script), *command.words, *words_of(best.params)]
-    trials = ended(study, TrialState.COMPLETE)
-    values = [x.value for x in trials if x.params == command.defaults]
     info = runs_of(command, best.number)[0] / "run.json"  # may be on another machine
-    found = {
+    result = {
         "best_trial": best.number,
         "best_settings": best.params,
         "default_settings": command.defaults,
         "value_in_study": best.value,  # a maximum, so biased upwards
-        "default_value_in_study": values[0] if values else None,
+        "default_value_in_study": defaults[0] if defaults else None,
         "best": summary(of_best),
         "defaults": summary(of_defaults),
         "best_minus_defaults": summary(differences),
         "command": shlex.join(words),
         "versions": read_json(info)["versions"] if info.exists() else {},
     }
-    return found | study.user_attrs["begun"]
+    return result | command.study.user_attrs["begun"]
 
 
 def held_out_returns(command: Command, name: str, settings: dict[str, Any]) -> list[float]:
     """Train with held-out seeds; return the mean return of each agent.
 
-    If training diverged, the return is minus infinity.
+    If training diverged, the return is minus infinity. The study keeps the returns, so the next
+    command does not train these agents again.
     """
-    study = command.study
+    known = command.study.user_attrs
 
     def held_out_return(seed: int) -> float:
         folder = command.folder / "fresh" / f"{name}-seed-{seed}"
-        if folder.name in study.user_attrs:  # an earlier command evaluated this agent
-            return study.user_attrs[folder.name]
+        if folder.name in known:
+            return known[folder.name]
         try:
             train(command, folder, settings, seed)
             (value,) = evaluate(command, [folder], HELD_OUT_EPISODES)
@@ -485,9 +440,9 @@ def held_out_returns(command: Command, name: str, settings: dict[str, Any]) -> l
         except TrialError as error:
             if DIVERGED not in str(error):
                 raise
-            print(f"{folder.name}: {error}", flush=True)
             value = -np.inf
-        study.set_user_attr(folder.name, value)
+            print(f"{folder.name}: {error}", flush=True)
+        command.study.set_user_attr(folder.name, value)
         return value
 
     seeds = range(HELD_OUT + 1, HELD_OUT + 1 + command.args.fresh_seeds)
@@ -496,37 +451,32 @@ def held_out_returns(command: Command, name: str, settings: dict[str, Any]) -> l
 
 
 def summary(returns: list[float]) -> dict[str, Any]:
-    """Return the interquartile mean (Agarwal et al. 2021) and the mean, with 95% t intervals.
+    """Return the interquartile mean (Agarwal et al. 2021) with its 95% interval, and a text.
 
-    The interval for the interquartile mean follows Tukey and McLaughlin (1963). An interval is None
-    if the variance is zero.
+    The interval follows Tukey and McLaughlin (1963). It is None if the variance is zero. The text
+    also has the mean with Student's t interval, and the range.
     """
-    n = len(returns)
-    cut = (n // 4 + 1e-9) / n
-    found: dict[str, Any] = {"iqm": stats.trim_mean(returns, 0.25), "mean": float(np.mean(returns))}
-    intervals = {
-        "interval": stats.mstats.trimmed_mean_ci(returns, (cut, cut)),
-        "mean_interval": stats.t.interval(0.95, n - 1, found["mean"], stats.sem(returns)),
-    }
-    for name, (low, high) in intervals.items():
-        found[name] = [float(f"{low:.6g}"), float(f"{high:.6g}")] if low < high else None
-    text = f"{found['iqm']:.4g} {found['interval']}, mean {found['mean']:.4g} "
-    text += f"{found['mean_interval']}, {min(returns):.4g} to {max(returns):.4g}"
-    return found | {"returns": returns, "text": text.replace("None", "(no interval)")}
+    iqm = stats.trim_mean(returns, 0.25)
+    cut = (len(returns) // 4 + 1e-9) / len(returns)
+    low, high = map(float, stats.mstats.trimmed_mean_ci(returns, (cut, cut)))
+    interval = [low, high] if low < high else None
+    text = formatting.interval(iqm, *(interval or (np.nan, np.nan)))
+    text += f", mean {formatting.interval(*mean(np.array(returns)))}"
+    text += f", {min(returns):.4g} to {max(returns):.4g}"
+    return {"iqm": iqm, "interval": interval, "returns": returns, "text": text}
 
 
 def finish(command: Command) -> None:
     """Evaluate the best settings with held-out seeds; draw the figures."""
     study = command.study
-    if not ended(study, TrialState.COMPLETE):
+    if not completed(study):
         sys.exit("no trial is complete; trials.csv lists the reasons")
     if command.args.storage:  # other machines may run trials of this study
         optuna.storages.fail_stale_trials(study)
-        # A process that was killed before its first heartbeat leaves a trial without parameters.
-        if any(x.params for x in study.get_trials(states=(TrialState.RUNNING,))):
+        if study.get_trials(states=(TrialState.RUNNING,)):
             print("Other machines are running trials. Run this command again when they are done.")
             return
-    result = verdict(command)
+    result = compare(command)
     finite = json.loads(json.dumps(result), parse_constant=lambda _: None)  # NaN is not JSON
     (command.folder / "best.json").write_text(json.dumps(finite, indent=2))
     seeds = command.args.fresh_seeds
@@ -535,13 +485,13 @@ def finish(command: Command) -> None:
     print(f"  best settings, from trial {result['best_trial']}: {result['best']['text']}")
     print(f"  difference, paired by seed: {result['best_minus_defaults']['text']}")
     print(f"Written to {command.folder}. Train with the best settings: {result['command']}")
-    if len(ended(study, TrialState.COMPLETE)) > 1:
+    if len(completed(study)) > 1:
         draw(study, command.folder)
     if command.args.mlflow:
         try:
             copy_to_mlflow(command, result)
         except Exception as error:  # a server or its client can raise anything
-            sys.exit(f"--mlflow: {plain(error)}; run the same command to try again")
+            sys.exit(f"--mlflow: {clean(error)}; run the same command to try again")
 
 
 def draw(study: optuna.Study, folder: Path) -> None:
@@ -557,49 +507,34 @@ def draw(study: optuna.Study, folder: Path) -> None:
         figure.write_html(folder / f"{name}.html", include_plotlyjs="directory")
 
 
-# === MLflow =====================================================================================
 def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
-    """Log a finished study as a run with one child run per trial; delete earlier copies."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    """Log a finished study as a run with one child run per trial."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     import mlflow
 
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ppo-rosetta"))
-    study = command.study
-    key = study.user_attrs["id"]
-    for old in mlflow.search_runs(filter_string=f"tags.study_id = '{key}'", output_format="list"):
-        mlflow.delete_run(old.info.run_id)
-    with mlflow.start_run(run_name=study.study_name, tags={"study_id": key}):
-        mlflow.log_params(study.user_attrs["begun"])
-        for trial in ended(study):
-            error = trial.user_attrs.get("error", "")
-            tags = {"study_id": key, "state": trial.state.name, "error": error}
+    with mlflow.start_run(run_name=command.study.study_name):
+        mlflow.log_params(command.study.user_attrs["begun"])
+        for trial in ended(command.study):
+            tags = {"state": trial.state.name, "error": trial.user_attrs.get("error", "")}
             with mlflow.start_run(run_name=f"trial-{trial.number:04d}", nested=True, tags=tags):
                 mlflow.log_params(command.defaults | trial.params)
-                log_trial(mlflow, trial, runs_of(command, trial.number))
+                if trial.state == TrialState.COMPLETE and trial.value is not None:
+                    mlflow.log_metric("value", trial.value)
+                for seed, folder in enumerate(runs_of(command, trial.number), 1):
+                    for row in read_rows(folder):
+                        known = {f"{x}/seed-{seed}": y for x, y in row.items() if y is not None}
+                        mlflow.log_metrics(known, row["global_step"], synchronous=False)
+                mlflow.flush_async_logging()
         for part in ("best", "defaults", "best_minus_defaults"):
             mlflow.log_metric(f"fresh_seeds/{part}", result[part]["iqm"])
         mlflow.set_tags({f"best/{name}": x for name, x in result["best_settings"].items()})
         for path in command.folder.iterdir():
             if path.suffix in (".json", ".csv", ".html", ".js"):
                 mlflow.log_artifact(str(path))
-        agents = sorted(
-            command.folder.glob(f"fresh/trial-{result['best_trial']:04d}-*/checkpoint.*")
-        )
-        if agents:  # a run that diverged early has none
-            mlflow.log_artifacts(str(agents[0].parent), "best")
-
-
-def log_trial(mlflow: Any, trial: FrozenTrial, folders: list[Path]) -> None:
-    """Log the value of a trial, and the metrics for each seed over environment steps."""
-    if trial.state == TrialState.COMPLETE:
-        mlflow.log_metric("value", trial.value)
-    for seed, folder in enumerate(folders, 1):
-        for row in read_rows(folder):
-            metrics = {f"{x}/seed-{seed}": y for x, y in row.items() if "/" in x and y is not None}
-            mlflow.log_metrics(metrics, row["global_step"], synchronous=False)
-    mlflow.flush_async_logging()
+        best = f"fresh/trial-{result['best_trial']:04d}-seed-*/checkpoint.*"
+        for path in sorted(command.folder.glob(best))[:1]:  # none if training diverged early
+            mlflow.log_artifacts(str(path.parent), "best")
 
 
 # === Command ====================================================================================
@@ -619,32 +554,20 @@ def begin(args: Args, words: list[str]) -> Command:
         fail("no setting is left to search")
     print(", ".join(f"{name}={text}" for name, text in ranges.items()), flush=True)
     defaults = {name: shown(getattr(given, name)) for name in space}
-    version = version_of(args.script)
-    begun = {"script": args.script.name, "flags": words, "space": ranges, "version": version}
-    begun |= {x: getattr(args, x) for x in ("num_seeds", "episodes", "sampler", "pruner")}
+    begun = {"script": args.script.name, "flags": words, "space": ranges}
+    begun["version"] = hashlib.sha256(args.script.read_bytes()).hexdigest()
+    begun |= {x: getattr(args, x) for x in ("num_seeds", "episodes", "pruner")}
     name = args.study or f"{args.script.stem}__{given.env_id}"
-    folder = Path(args.studies_dir, name.replace("/", "-").replace(":", "-"))
+    folder = args.studies_dir / name.replace("/", "-").replace(":", "-")
     file_lock = FileLock(folder / "study.lock", timeout=0)
     try:
-        (folder / "fresh").mkdir(parents=True, exist_ok=True)
-        (folder / "trials").mkdir(exist_ok=True)
-        file_lock.acquire()
+        file_lock.acquire()  # creates the folder
         study = open_study(name, args, folder, begun, defaults)
     except Timeout:
         fail("another command is running this study; use --workers 2 for two trials at a time")
-    except Exception as error:  # a database or its client can raise anything
+    except (OSError, sqlalchemy.exc.SQLAlchemyError) as error:
         fail(f"the study cannot be opened: {error}")
-    return Command(args, words, given.env_id, defaults, space, folder, study, version, file_lock)
-
-
-def open_storage(url: str) -> optuna.storages.RDBStorage:
-    """Connect to the database, and create its tables if there are none."""
-    return optuna.storages.RDBStorage(
-        url,
-        heartbeat_interval=HEARTBEAT,
-        grace_period=SILENCE,
-        heartbeat_stale_trial_callback=retry,
-    )
+    return Command(args, words, given.env_id, defaults, space, folder, study, file_lock)
 
 
 def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict) -> optuna.Study:
@@ -652,12 +575,12 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
     pruner: Any = optuna.pruners.NopPruner()
     if args.pruner == "hyperband":
         pruner = optuna.pruners.HyperbandPruner(1, args.num_seeds, reduction_factor=2)
-    url = args.storage or f"sqlite:///{quote(str(folder.absolute()))}/study.db?timeout=60"
-    try:
-        storage = open_storage(url)
-    except sqlalchemy.exc.SQLAlchemyError:
-        time.sleep(1)  # another machine may be creating the tables
-        storage = open_storage(url)
+    storage = optuna.storages.RDBStorage(
+        args.storage or f"sqlite:///{folder.absolute()}/study.db?timeout=60",
+        heartbeat_interval=10,  # seconds
+        grace_period=60,  # seconds without a heartbeat after which a trial starts over
+        heartbeat_stale_trial_callback=retry,
+    )
     if storage.engine.dialect.name == "sqlite":
         # Lock the database before reading, or two workers can start the same waiting trial.
         begin = partial(sqlalchemy.Connection.exec_driver_sql, statement="BEGIN IMMEDIATE")
@@ -669,16 +592,13 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
         direction="maximize",
         load_if_exists=True,
     )
-    is_new = "id" not in study.user_attrs
+    is_new = "begun" not in study.user_attrs
     seed = args.seed if is_new and not args.storage else None  # machines need different proposals
     # TPE keeps a separate history for each Hyperband bracket, so start each with few random trials.
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
-    if args.sampler == "random":
-        study.sampler = optuna.samplers.RandomSampler(seed)
     if is_new:
         study.enqueue_trial(defaults, skip_if_exists=True)  # the first trial uses the defaults
         study.set_user_attr("begun", begun)
-        study.set_user_attr("id", f"{time.time_ns():x}")
     other = [x for x in begun if begun[x] != study.user_attrs["begun"].get(x)]
     if other:
         changed = f"study {name} was started with different settings ({other[0]})"
@@ -686,7 +606,8 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
     return study
 
 
-def main(args: Args, words: list[str]) -> None:
+def main() -> None:
+    args, words = tyro.cli(Args, description=__doc__, return_unknown_args=True)
     logging.disable(logging.WARNING)  # Optuna and MLflow log every step
     warnings.simplefilter("ignore")  # for example about intervals from a single seed
     command = begin(args, words)
@@ -694,8 +615,8 @@ def main(args: Args, words: list[str]) -> None:
 
     def stop(number: int, _: Any) -> None:
         command.status = 128 + number
-        command.stop.set()
         signal.signal(number, signal.SIG_DFL)  # a second signal ends tune.py at once
+        processes.end(command.mark, GRACE)
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
@@ -712,4 +633,4 @@ def main(args: Args, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(*ARGUMENTS)
+    main()

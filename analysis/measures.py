@@ -109,7 +109,7 @@ def as_object(settings: str) -> dict[str, Any]:
     """Return the hyperparameters in a JSON object; any other text counts as one hyperparameter."""
     try:
         found = json.loads(settings)
-    except (ValueError, RecursionError):
+    except ValueError:
         found = None
     if isinstance(found, dict):
         return found

@@ -118,7 +118,7 @@ def read(path: Path) -> list[Race]:
                 races[-1].turns.append(TypeAdapter(Turn).validate_python(row))
         for race in races:
             race.times()  # raises ValueError if a program has two turns in a round
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise SourceError(f"{path} was not written by race.py: {error}") from error
     return races
 

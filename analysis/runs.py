@@ -30,7 +30,7 @@ IDENTITY = ["mode", "platform", "settings", "sync", "env_id", "size", "num_itera
 SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS"]
 TABLES = ("runs.csv", "runs.parquet")  # a folder with either is a study
 # Errors that occur while reading a file that does not contain a run.
-FOREIGN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+FOREIGN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class Data(NamedTuple):
@@ -176,7 +176,7 @@ def failures(folder: Path) -> dict[str, str]:
     """Return the runs that failed under benchmark.sh, with the reasons from its log."""
     found = {}
     logs = [*folder.glob("benchmark.jsonl"), *folder.glob("*/benchmark.jsonl")]
-    for log in filter(Path.is_file, logs):
+    for log in logs:
         for line in log.read_bytes().splitlines():
             with suppress(*FOREIGN):  # the last line is incomplete if benchmark.sh was killed
                 event = json.loads(line)
@@ -199,14 +199,14 @@ def read_run(path: Path) -> dict[str, Any]:
 
 def parse(path: Path, by_line: bool = False) -> Any:
     """Return the value in a JSON file, or a list of the values in its lines."""
-    if not path.is_file():  # reading a pipe would block
-        raise SourceError(f"{path.name} is missing or not a regular file")
+    if not path.is_file():
+        raise SourceError(f"{path.name} is missing")
     text = path.read_bytes()
     if by_line:
         text = b"[" + b",".join(text.splitlines()) + b"]"
     try:
         return json.loads(text, parse_constant=lambda _: None)  # read NaN as None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise SourceError(f"{path.name} is not JSON") from None
 
 

@@ -9,7 +9,6 @@ import pandas as pd
 from analysis.catalog import COLUMNS
 
 FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False, "": False}
-MOST_TEXT = 4000  # maximum length of a text value in characters; settings have about 600
 VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
@@ -53,8 +52,7 @@ ITERATIONS = columns_of("iterations")
 
 def clean(text: object) -> str:
     """Return text without control characters, which another person's runs may contain."""
-    start = str(text)[:MOST_TEXT]
-    return "".join(x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in start)
+    return "".join(x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in str(text))
 
 
 # === Untrusted values ===========================================================================

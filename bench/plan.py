@@ -20,22 +20,19 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if Ctrl-C interrupts the imports
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
 
 from bench.arguments import DEFAULT_SCRIPTS, ROOT, catalog, fail, parse_args
 from bench.machine import output
 from bench.run import Plan, Run, log_event
 
-MODULE_AND_NAME = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z0-9_-]+"  # a custom environment
-GYMNASIUM_ID = r"([A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+"
 ONLY_AT_THE_END = str(10**9)  # value of --save-every
 # Rough seconds to the end of iteration 0 and per further iteration, with the default settings and
 # the small network, on two idle cores. From runs.csv and races.jsonl in studies/.
@@ -44,209 +41,113 @@ with open(Path(__file__).with_name("durations.csv"), newline="") as file:
 MORE = {"medium": 1.0, "large": 38.0}  # additional seconds per iteration with a larger network
 LONG = 7200  # seconds; before a longer benchmark, benchmark.sh prints how long it will take
 
-# Environment names become part of run names, so exclude names with a slash.
-KNOWN = [x for x in catalog.ENVIRONMENTS if "/" not in x]
 ALL = [
     name
-    for name in KNOWN
-    if (catalog.ENVIRONMENTS[name]["library"], catalog.ENVIRONMENTS[name]["actions"])
-    == ("gymnax", "discrete")
+    for name, row in catalog.ENVIRONMENTS.items()
+    if (row["library"], row["actions"]) == ("gymnax", "discrete")
 ]
-NETWORKS = catalog.SIZES | {
-    "default": []
-}  # units per hidden layer; "default" keeps the script default
+NETWORKS = catalog.SIZES | {"default": []}  # units per hidden layer; [] keeps the script default
 
 # === Studies ====================================================================================
-# Each description completes the sentence "NAME must be".
-Count = Annotated[int, Field(gt=0, lt=10**9, description="a positive integer")]
-Counts = Annotated[list[Count], Field(min_length=1, description="a list of positive integers")]
-Text = Annotated[str, Field(pattern=r"^\PC*[^\pC\pZ]\PC*$", description="one line of text")]
-Texts = Annotated[list[Text], Field(min_length=1, description="a list of strings")]
-Name = Annotated[
-    str,
-    Field(
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
-        description="a name of letters, digits, '_', '-' and '.'",
-    ),
-]
-Flag = Annotated[str, Field(pattern="^[a-z][a-z0-9-]*$")]
-Value = bool | int | float | Text
-Flags = Annotated[
-    dict[Flag, Value | list[Value]],
-    Field(description="a table of flags such as { num-envs = 8, anneal-lr = false }"),
-]
+Value = bool | int | float | str
 
 
-class Options(BaseModel):
+class Options(BaseModel, extra="forbid", strict=True):
     """Keys in grid.toml that apply to all runs, or to the runs in one [[runs]] table."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-    scripts: Texts = []
-    envs: Texts = []
-    sizes: Texts = []
-    flags: Flags = {}
-    preset: Name = ""  # key in the presets of the study
-    label: Name = ""  # prefix of the run names
-    repeats: Count = 1
-    iterations: Count = 100
-    steps: Count = 0  # environment steps per iteration; 0 means the value in scripts.toml
-    devices: Count = 0  # number of devices per run; 0 means the default
-    seconds: Count = 0  # expected duration of a run; 0 means an estimate
-    wrapper: Name = ""  # a module that runs the script
-    seeds: Counts = [1]
-    seed_stride: Count = 1  # difference between the seeds of two successive repeats
-    track: bool = Field(True, description="true or false")
+    scripts: list[str] = []
+    envs: list[str] = []
+    sizes: list[str] = []
+    flags: dict[str, Value | list[Value]] = {}
+    preset: str = ""  # key in the presets of the study
+    label: str = ""  # prefix of the run names
+    repeats: PositiveInt = 1
+    iterations: PositiveInt = 100
+    steps: NonNegativeInt = 0  # environment steps per iteration; 0 means the value in scripts.toml
+    devices: NonNegativeInt = 0  # number of devices per run; 0 means the default
+    seconds: NonNegativeInt = 0  # expected duration of a run; 0 means an estimate
+    wrapper: str = ""  # a module that runs the script
+    seeds: list[PositiveInt] = [1]
+    seed_stride: PositiveInt = 1  # difference between the seeds of two successive repeats
+    track: bool = True
 
 
 class Study(Options):
     """All keys of grid.toml."""
 
-    shuffle: Literal["blocks", "repeats"] = Field("blocks", description="'blocks' or 'repeats'")
-    returns: bool = Field(False, description="true or false")  # whether the runs measure returns
-    begin: Text = ""
-    end: Text = ""
-    programs: dict[Name, Text] = Field({}, description="a table of commands by name")
-    presets: dict[str, Flags] = Field({}, description="a table of tables of flags")
-    runs: list[dict[str, Any]] = Field([], description="tables, each below a line [[runs]]")
-
-
-class Row(Options):
-    """Options of a [[runs]] table, completed from its study and the command line."""
-
-    where: str  # prefix for error messages, such as the position in grid.toml
-    shuffle: str
-    returns: bool
-    has_iterations: bool  # whether the [[runs]] table sets iterations
-
-
-@dataclass
-class Grid:
-    study: str
-    repeats: int
-    returns: bool
-    rows: list[Row] = field(default_factory=list)
-    programs: dict[str, list[str]] = field(default_factory=dict)  # name -> Python arguments
+    shuffle: Literal["blocks", "repeats"] = "blocks"
+    returns: bool = False  # whether the runs measure returns
     begin: str = ""
     end: str = ""
+    programs: dict[str, str] = {}  # name -> arguments for Python
+    presets: dict[str, dict[str, Value | list[Value]]] = {}
+    runs: list[Options] = []
 
 
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def check(where: str, table: dict[str, Any], model: type[Model]) -> Model:
+def read_study(name: str) -> Study:
+    path = f"studies/{name}/grid.toml"
+    if not os.path.isfile(ROOT / path):
+        fail(f"there is no study '{name}'; see ./benchmark.sh --help")
     try:
-        return model.model_validate(table)
+        study = Study(**catalog.read_toml(ROOT / path))
+    except catalog.CatalogError as error:
+        fail(f"studies/{name}/{error}")
     except ValidationError as errors:
         error = errors.errors()[0]
-    key = str(error["loc"][0])
-    if error["type"] == "extra_forbidden":
-        fail(f"{where}: unknown key '{key}'; docs/benchmark.md lists all keys")
-    fail(f"{where}: {key} must be {model.model_fields[key].description}, not {table[key]!r}")
+        fail(f"{path}: {'.'.join(map(str, error['loc']))}: {error['msg']}")
+    if not study.runs:
+        fail(f"{path} has no [[runs]]")
+    return study
 
 
-def read_study(study: str, args: argparse.Namespace) -> Grid:
-    name = f"studies/{study}/grid.toml"
-    if not os.path.isfile(ROOT / name):
-        fail(f"there is no study '{study}'; see ./benchmark.sh --help")
-    try:
-        table = catalog.read_toml(ROOT / name)
-    except catalog.CatalogError as error:
-        fail(f"studies/{study}/{error}")
-    found = check(name, table, Study)
-    grid = Grid(study, args.repeats or found.repeats, found.returns)
-    grid.begin = found.begin
-    grid.end = found.end
-    for number, run in enumerate(found.runs, 1):
-        where = f"{name}, [[runs]] {number}"
-        options = check(where, run, Options).model_dump(exclude_unset=True)
-        grid.rows.append(make_row(f"{where}: ", options, found, args))
-    for program, text in found.programs.items():
-        grid.programs[program] = text.split()
-    if not grid.rows:
-        fail(f"{name} has no [[runs]]")
-    if args.iterations and all(row.has_iterations for row in grid.rows):
-        fail(f"--iterations: all runs in {name} set iterations")
-    return grid
-
-
-def make_row(where: str, options: dict[str, Any], study: Study, args: argparse.Namespace) -> Row:
-    """Complete the options of a [[runs]] table from its study and the command line."""
-    row = Row.model_construct(**(study.model_dump() | options))
-    row.where = where
-    for key in ("scripts", "envs", "sizes"):
-        if not getattr(row, key):
-            fail(f"{where}{key} is missing")
-    if row.preset and row.preset not in study.presets:
-        fail(f"{where}there is no preset '{row.preset}'")
-    row.flags = study.flags | study.presets.get(row.preset, {}) | options.get("flags", {})
-    repeats = args.repeats or study.repeats
-    row.repeats = min(repeats, options.get("repeats", repeats))
-    row.has_iterations = "iterations" in options
-    if args.iterations and not row.has_iterations:
-        row.iterations = args.iterations
-        row.seconds = row.seconds * args.iterations // study.iterations
-    return row
-
-
-# === Checks =====================================================================================
-def check_gpus(gpus: list[str]) -> None:
-    """Fail unless nvidia-smi lists each GPU; with a wrong name, CUDA would silently use none."""
-    lines = (output("nvidia-smi", "-L") or "").splitlines() if gpus else []
-    seen = []
-    for gpu in gpus:
-        line = [x for x in lines if x.startswith(f"GPU {gpu}: ") or f"(UUID: {gpu})" in x]
-        if not line:
-            fail(f"--gpus must be numbers or UUIDs that 'nvidia-smi -L' lists, not '{gpu}'.")
-        if line in seen:
-            fail(f"--gpus must name each GPU once, but '{gpu}' is listed twice.")
-        seen.append(line)
-
-
-def check_runs_dir(folder: Path) -> None:
-    """Fail unless the folder, or else its nearest existing parent, is writable."""
-    while not os.path.lexists(folder):
-        folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        fail(f"--runs-dir needs a folder that you can write to, but '{folder}' is not one.")
-
-
-def custom_grid(args: argparse.Namespace) -> Grid:
-    """Return the grid that --scripts, --envs and the flags next to them in --help describe."""
-    grid = Grid("custom", args.repeats or 1, args.returns)
-    scripts = [name_of(x, grid.programs) for x in args.scripts or DEFAULT_SCRIPTS]
-    options = {
-        "scripts": scripts,
-        "envs": args.envs or [default_env(scripts)],
-        "sizes": args.sizes or ["default" if args.preset or args.returns else "small"],
-    }
-    if args.devices:
-        for script in scripts:
-            row = catalog.SCRIPTS.get(full_name(script))
-            if not row or row["setting"] != "many devices":
-                fail(f"--devices is for linen_sharded and torch_ddp, not for {script}")
-        options["devices"] = args.devices
+def custom_study(args: argparse.Namespace) -> Study:
+    """Return the study that --scripts, --envs and the flags next to them in --help describe."""
+    programs: dict[str, str] = {}
+    scripts = [name_of(x, programs) for x in args.scripts or DEFAULT_SCRIPTS]
+    study = Study(scripts=scripts, programs=programs, returns=args.returns, runs=[Options()])
+    study.envs = args.envs or [default_env(scripts)]
+    study.sizes = args.sizes or ["default" if args.preset or args.returns else "small"]
     if args.phases:
-        options["label"] = "phases"
-        options["flags"] = {"sync-for-timing": True}
-    grid.rows.append(make_row("--", options, Study(returns=args.returns), args))
-    return grid
+        study.label = "phases"
+        study.flags = {"sync-for-timing": True}
+    if args.devices:
+        study.devices = args.devices
+        rows = catalog.SCRIPTS.items()
+        several = [x.removeprefix("ppo_") for x, row in rows if row["setting"] == "many devices"]
+        for script in scripts:
+            if script not in several:
+                fail(f"--devices is for {', '.join(several)}, not for {script}")
+    return study
+
+
+def rows_of(name: str, study: Study, args: argparse.Namespace) -> list[Study]:
+    """Return the study once per [[runs]] table, with the values of that table and of the flags."""
+    rows = []
+    for run in study.runs:
+        row = study.model_copy(update=run.model_dump(exclude_unset=True))
+        for key in ("scripts", "envs", "sizes"):
+            if not getattr(row, key):
+                fail(f"studies/{name}/grid.toml: {key} is missing")
+        if row.preset and row.preset not in study.presets:
+            fail(f"studies/{name}/grid.toml: there is no preset '{row.preset}'")
+        row.flags = study.flags | study.presets.get(row.preset, {}) | run.flags
+        row.repeats = args.repeats or study.repeats
+        if "repeats" in run.model_fields_set:
+            row.repeats = min(row.repeats, run.repeats)
+        if args.iterations and "iterations" not in run.model_fields_set:
+            row.iterations = args.iterations
+            row.seconds = row.seconds * args.iterations // study.iterations
+        rows.append(row)
+    return rows
 
 
 # === Scripts ====================================================================================
 def default_env(scripts: list[str]) -> str:
-    """Return an environment that works with all scripts; fail if there is none."""
-    known = [x for x in scripts if full_name(x) in catalog.SCRIPTS]
-    continuous = [x for x in known if catalog.is_continuous(full_name(x))]
-    if not continuous:
-        return "CartPole-v1"
-    discrete = [x for x in known if x not in continuous]
-    if discrete:
-        both = f"{continuous[0]} needs continuous actions and {discrete[0]} discrete ones"
-        fail(f"--scripts: {both}, so they have no environment in common")
-    return "Pendulum-v1"
+    known = [full_name(x) for x in scripts if full_name(x) in catalog.SCRIPTS]
+    return "Pendulum-v1" if any(map(catalog.is_continuous, known)) else "CartPole-v1"
 
 
-def name_of(text: str, programs: dict[str, list[str]]) -> str:
+def name_of(text: str, programs: dict[str, str]) -> str:
     """Return the short name of a script that is given by name or path.
 
     Add a file that is not a script of this project to `programs`.
@@ -255,16 +156,15 @@ def name_of(text: str, programs: dict[str, list[str]]) -> str:
     name = path.name.removesuffix(".py")
     short = name.removeprefix("ppo_")
     if full_name(short) in catalog.SCRIPTS:
-        known = ROOT / path_of(short)
-        if "/" in text and not (os.path.isfile(path) and path.samefile(known)):
+        known = ROOT / file_of(short)
+        if "/" in text and not (path.is_file() and path.samefile(known)):
             fail(f"--scripts: '{text}' has the name of a script of this project")
         return short
-    if path.suffix != ".py" or not os.path.isfile(path):
+    if path.suffix != ".py" or not path.is_file():
         fail(f"--scripts: '{text}' is neither a script of this project nor the path of a file")
-    if not re.fullmatch(r"\w+", name, re.ASCII):
-        fail(f"--scripts: runs are named after '{name}', so use only letters, digits and _")
-    if programs.setdefault(name, [str(path)]) != [str(path)]:
-        fail(f"--scripts: '{path}' and '{programs[name][0]}' have the same name")
+    command = shlex.quote(str(path))
+    if programs.setdefault(name, command) != command:
+        fail(f"--scripts: {command} and {programs[name]} have the same name")
     return name
 
 
@@ -276,11 +176,8 @@ def full_name(short: str) -> str:
     return short if short in catalog.SCRIPTS else f"ppo_{short.removesuffix('-none')}"
 
 
-def path_of(short: str) -> str:
-    name = full_name(short)
-    if not os.path.isfile(ROOT / catalog.file_of(name)):
-        fail(f"scripts.toml lists {name}, but {catalog.file_of(name)} does not exist")
-    return catalog.file_of(name)
+def file_of(short: str) -> str:
+    return catalog.file_of(full_name(short))
 
 
 def steps_of(short: str) -> int:
@@ -294,16 +191,17 @@ def steps_of(short: str) -> int:
 def seconds_of(short: str, size: str, iterations: float) -> int:
     """Return the rough duration of a run; a custom script is assumed to be like ppo_torch."""
     name = short if short in catalog.SCRIPTS else f"ppo_{short}"
-    row = DURATIONS.get(name, DURATIONS["ppo_torch"])
+    similar = DURATIONS.get(name.replace("nnx", "linen"), DURATIONS["ppo_torch"])
+    row = DURATIONS.get(name, similar)
     return int(float(row["startup"]) + iterations * (float(row["iteration"]) + MORE.get(size, 0)))
 
 
 # === Runs =======================================================================================
-def expand(grids: list[Grid], args: argparse.Namespace) -> list[Run]:
-    """Return the runs of all grids, one grid after the other."""
+def expand(studies: dict[str, Study], args: argparse.Namespace) -> list[Run]:
+    """Return the runs of all studies, one study after the other."""
     runs: dict[str, Run] = {}
-    for grid in grids:
-        for run in expand_grid(grid, args):
+    for name, study in studies.items():
+        for run in expand_study(name, study, args):
             other = runs.setdefault(run.name, run)
             if other.command != run.command:
                 both = f"{other.study} and {run.study} have different runs named {run.name}"
@@ -311,38 +209,42 @@ def expand(grids: list[Grid], args: argparse.Namespace) -> list[Run]:
     return list(runs.values())
 
 
-def expand_grid(grid: Grid, args: argparse.Namespace) -> list[Run]:
-    """Return the runs of a grid, shuffled within blocks; --seed sets the order."""
+def expand_study(name: str, study: Study, args: argparse.Namespace) -> list[Run]:
+    """Return the runs of a study, shuffled within blocks; the order depends only on their names."""
     runs: dict[str, Run] = {}
-    for repeat in range(1, grid.repeats + 1):
-        for row in grid.rows:
+    rows = rows_of(name, study, args)
+    for repeat in range(1, max(row.repeats for row in rows) + 1):
+        for row in rows:
             if repeat > row.repeats:
                 continue
             envs = ALL if row.envs == ["all"] else row.envs
             for cell in product(envs, row.sizes, row.scripts, row.seeds):
-                run = make_run(grid, args, row, cell, repeat)
+                run = make_run(name, row, args, cell, repeat)
                 runs.setdefault(run.name, run)
     blocks = [run.block for run in runs.values()]
 
     def order(run: Run) -> tuple[int, int, str]:
-        salted = f"{args.seed} {run.name}".encode()
-        return run.repeat, blocks.index(run.block), hashlib.md5(salted).hexdigest()
+        return run.repeat, blocks.index(run.block), hashlib.md5(run.name.encode()).hexdigest()
 
     return sorted(runs.values(), key=order)
 
 
 def make_run(
-    grid: Grid, args: argparse.Namespace, row: Row, cell: tuple[str, str, str, int], repeat: int
+    study: str, row: Study, args: argparse.Namespace, cell: tuple[str, str, str, int], repeat: int
 ) -> Run:
     env, size, script, first_seed = cell
     # In a study, the environment @doors selects the doors preset of the script.
     is_preset = env.startswith("@") and not args.is_custom
-    if not is_preset:
-        check_env(row.where, env, script, grid)
+    is_program = script in row.programs
+    if not is_program and full_name(script) not in catalog.SCRIPTS:
+        fail(f"there is no script '{script}'")
     if size not in NETWORKS:
-        fail(f"{row.where}sizes must be among: {' '.join(NETWORKS)}; not '{size}'")
-    if script not in grid.programs and full_name(script) not in catalog.SCRIPTS:
-        fail(f"{row.where}there is no script '{script}'")
+        fail(f"sizes must be among: {' '.join(NETWORKS)}; not '{size}'")
+    # Gymnasium scripts check the environment id themselves.
+    is_known = env in catalog.ENVIRONMENTS or ":" in env or is_preset
+    if not is_known and not is_program and not script.endswith("_gymnasium"):
+        known = " ".join(catalog.ENVIRONMENTS)
+        fail(f"envs must be among: {known}; or my_module:MyEnv; not '{env}'")
     seed = first_seed + row.seed_stride * (repeat - 1)
     total = args.total_timesteps or row.iterations * (row.steps or steps_of(script))
     length = f"{total}steps" if args.total_timesteps else f"{row.iterations}it"
@@ -353,14 +255,13 @@ def make_run(
     parts += [size, script, f"{row.devices}devices" if row.devices else ""]
     name = "__".join(filter(None, [*parts, length, f"seed{seed}"]))
 
-    words = list(grid.programs.get(script) or [path_of(script)])
+    words = shlex.split(row.programs[script]) if is_program else [file_of(script)]
     settings = []  # arguments for the `env` command
     # A script looks for custom environments in the working directory.
     if ":" in env and Path.cwd() != ROOT:
         settings.append(f"--chdir={Path.cwd()}")
         words[0] = str(ROOT / words[0])
-    is_compiled = not script.endswith("-none") or script in grid.programs
-    if not is_compiled:
+    if script.endswith("-none") and not is_program:
         settings.append("JAX_DISABLE_JIT=1")
     if row.devices and catalog.SCRIPTS[full_name(script)]["framework"] == "torch":
         # --standalone finds a free port, so several runs can execute at the same time.
@@ -378,7 +279,7 @@ def make_run(
     words += words_of(row.flags)
     words += ["--seed", str(seed), "--total-timesteps", str(total)]
     is_resumable = row.returns or "save-every" in row.flags
-    if not is_resumable and (script not in grid.programs or args.is_custom):
+    if not is_resumable and (args.is_custom or not is_program):
         words += ["--save-every", ONLY_AT_THE_END]  # saving would be part of the measured time
     key = " ".join(word.rpartition("/")[2] for word in [*words, "--run-name", name])
     if args.track and row.track:
@@ -387,14 +288,13 @@ def make_run(
     if name.startswith("warmup__"):
         runs_dir /= ".benchmark/warmup"  # ignored by the report
     runner = ["env", *settings, sys.executable] if settings else [sys.executable]
-    words += ["--runs-dir", as_argument(runs_dir), "--run-name", name]
+    words += ["--runs-dir", str(runs_dir), "--run-name", name]
     return Run(
-        study=grid.study,
-        order_seed=args.seed,
+        study=study,
         runs_dir=str(args.runs_dir),
         timeout=args.timeout,
         name=name,
-        folder=as_argument(runs_dir / name),
+        folder=str(runs_dir / name),
         repeat=repeat,
         command=runner + words,
         key=key,
@@ -402,23 +302,6 @@ def make_run(
         seconds=row.seconds or seconds_of(script, size, total / steps_of(script)),
         is_resumable=is_resumable,
     )
-
-
-def check_env(where: str, env: str, script: str, grid: Grid) -> None:
-    """Fail unless an environment id is known, custom, or may be known to Gymnasium."""
-    if env in KNOWN or re.fullmatch(MODULE_AND_NAME, env):
-        return
-    is_gymnasium = script.endswith("_gymnasium") or script in grid.programs
-    if not is_gymnasium or not re.fullmatch(GYMNASIUM_ID, env):
-        fail(f"{where}envs must be among: {' '.join(KNOWN)}; or my_module:MyEnv; not '{env}'")
-    if "/" in env:  # such as ALE/Pong-v5, which the script registers
-        return
-    import gymnasium  # slow to import, and only such environments need it
-
-    try:
-        gymnasium.spec(env)
-    except gymnasium.error.Error as error:
-        fail(f"{where}envs: Gymnasium has no environment '{env}': {error}")
 
 
 def words_of(flags: dict[str, Any]) -> list[str]:
@@ -432,22 +315,20 @@ def words_of(flags: dict[str, Any]) -> list[str]:
     return words
 
 
-def as_argument(path: Path) -> str:
-    """Return a path that a script cannot mistake for a flag."""
-    return f"./{path}" if str(path).startswith("-") else str(path)
-
-
 # === Output =====================================================================================
+def check_gpus(gpus: list[str]) -> None:
+    """Fail unless nvidia-smi lists each GPU; with a wrong name, CUDA would silently use none."""
+    listed = (output("nvidia-smi", "-L") or "") if gpus else ""
+    for gpu in gpus:
+        if f"GPU {gpu}: " not in listed and f"(UUID: {gpu})" not in listed:
+            fail(f"--gpus must be numbers or UUIDs that 'nvidia-smi -L' lists, not '{gpu}'.")
+
+
 def in_words(seconds: int) -> str:
     if seconds > LONG:
         return f"about {(seconds + 1800) // 3600} hours"
     minutes = (seconds + 59) // 60
     return f"about {minutes} minute{'' if minutes == 1 else 's'}"
-
-
-def on_one_line(words: list[str]) -> str:
-    """Return a command on one line, quoted for a shell."""
-    return shlex.join(words).replace("\n", "'$'\\n''")
 
 
 def print_missing(runs: list[Run]) -> None:
@@ -462,13 +343,14 @@ def print_missing(runs: list[Run]) -> None:
     print(f"Runs missing: {len(missing)} of {len(runs)}, {duration} on two idle cores.")
 
 
-def begin(args: argparse.Namespace, grids: list[Grid], runs: list[Run], invocation: str) -> Plan:
+def begin(
+    args: argparse.Namespace, studies: dict[str, Study], runs: list[Run], invocation: str
+) -> Plan:
     """Prepare the runs folder, run the begin commands of the studies, and return the plan."""
     missing = [i for i, run in enumerate(runs) if not run.is_done()]
-    study = " ".join(grid.study for grid in grids)
-    event = {"event": "grid", "study": study, "runs": len(runs), "order_seed": args.seed}
+    event = {"event": "grid", "study": " ".join(studies), "runs": len(runs)}
     event |= {"complete": len(runs) - len(missing)}
-    event |= {"host": os.uname().nodename, "notes": args.notes, "invocation": invocation}
+    event |= {"host": os.uname().nodename, "invocation": invocation}
     try:
         (args.runs_dir / ".benchmark").mkdir(parents=True, exist_ok=True)
         for run in runs:
@@ -481,19 +363,18 @@ def begin(args: argparse.Namespace, grids: list[Grid], runs: list[Run], invocati
         duration = f"{in_words(seconds)} on two idle cores"
         print(f"This takes {duration}: {len(missing)} runs. You can stop it and continue later.")
     sys.stdout.flush()
-    for grid in grids:
-        command = [sys.executable, *grid.begin.split()]
-        if grid.begin and subprocess.run(command, cwd=ROOT).returncode != 0:
+    for study in studies.values():
+        command = [sys.executable, *study.begin.split()]
+        if study.begin and subprocess.run(command, cwd=ROOT).returncode != 0:
             sys.exit(2)
     return Plan(
         invocation=invocation,
         runs_dir=str(args.runs_dir),
         started=time.time(),
-        ends=[grid.end for grid in grids if grid.end],
-        returns=all(grid.returns for grid in grids),
+        ends=[study.end for study in studies.values() if study.end],
+        returns=all(study.returns for study in studies.values()),
         track=args.track,
         report=not args.no_report,
-        notes=args.notes,
         runs=runs,
         missing=missing,
     )
@@ -503,12 +384,12 @@ def main() -> None:
     program, called_from, file, *words = sys.argv[1:]
     os.chdir(called_from)
     args = parse_args(words)
-    grids = [custom_grid(args)] if args.is_custom else [read_study(x, args) for x in args.studies]
-    runs = [run for run in expand(grids, args) if re.search(args.only, run.key)]
+    studies = {name: read_study(name) for name in args.studies}
+    if args.is_custom:
+        studies = {"custom": custom_study(args)}
+    runs = [run for run in expand(studies, args) if re.search(args.only, run.key)]
     if not runs:
         fail(f"nothing to run: no command matches --only '{args.only.pattern}'")
-    for line, run in enumerate(runs, 1):
-        run.line = line
     chosen = runs[args.first - 1 : args.to]
     if not chosen:
         fail(f"nothing to run: the list has {len(runs)} lines, and none is within --from and --to")
@@ -516,14 +397,13 @@ def main() -> None:
         print(len(chosen))
     elif args.list:
         for run in chosen:
-            print(on_one_line(run.command))
+            print(shlex.join(run.command))
     else:
         check_gpus(args.gpus)
-        check_runs_dir(args.runs_dir)
         if args.dry_run:
             print_missing(chosen)
         else:
-            plan = begin(args, grids, chosen, on_one_line([program, *words]))
+            plan = begin(args, studies, chosen, shlex.join([program, *words]))
             plan.write(file, ",".join(args.gpus) or "-")
 
 

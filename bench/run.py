@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,7 +37,6 @@ BUSY = 75  # another process is executing this run
 @dataclass
 class Run:
     study: str
-    order_seed: int
     runs_dir: str
     timeout: int  # seconds
     name: str
@@ -47,7 +47,6 @@ class Run:
     block: list[Any]  # runs with equal values are shuffled together
     seconds: int  # rough duration, on two idle cores
     is_resumable: bool  # whether an interrupted run resumes from its checkpoint, or starts over
-    line: int = 0  # line number in the output of benchmark.sh --list, from 1
     gpu: str = ""
 
     @property
@@ -61,12 +60,8 @@ class Run:
         return self.state / f"{self.name}.failed"
 
     def has_status(self, status: str) -> bool:
-        try:
-            return f'"status": "{status}"' in Path(self.folder, "run.json").read_text(
-                encoding="utf-8"
-            )
-        except (OSError, ValueError):
-            return False
+        path = Path(self.folder, "run.json")
+        return path.exists() and f'"status": "{status}"' in path.read_text(encoding="utf-8")
 
     def is_done(self) -> bool:
         return self.has_status("completed")
@@ -75,8 +70,7 @@ class Run:
         """Return whether this is an unfinished run that has a checkpoint to resume from."""
         if not self.is_resumable or self.is_done() or self.has_status("diverged"):
             return False
-        files = [x for x in Path(self.folder).glob("checkpoint.*") if x.suffix != ".new"]
-        return any(x.is_file() and x.stat().st_size for x in files)
+        return any(x.suffix != ".new" for x in Path(self.folder).glob("checkpoint.*"))
 
     def script(self) -> str:
         return next((x for x in self.command if x.endswith(".py")), "benchmark.sh")
@@ -93,7 +87,6 @@ class Plan:
     returns: bool  # whether the report begins with returns
     track: bool
     report: bool
-    notes: str
     runs: list[Run]
     missing: list[int]  # indices of the runs that were not complete at the start
 
@@ -111,41 +104,21 @@ class Plan:
 
     def progress(self) -> str:
         """Return the number of complete runs and the elapsed and remaining time, as text."""
-        seconds = time.time() - self.started
+        seconds = int(time.time() - self.started)
         missing = sum(not self.runs[i].is_done() for i in self.missing)
-        text = f"{len(self.runs) - missing}/{len(self.runs)} done, {clock(seconds)}"
-        if missing < len(self.missing):
-            rest = seconds * missing / (len(self.missing) - missing)
-            text += f", about {clock(rest)} left"
+        done = len(self.missing) - missing
+        text = f"{len(self.runs) - missing}/{len(self.runs)} done, {timedelta(seconds=seconds)}"
+        if done:
+            text += f", about {timedelta(seconds=seconds * missing // done)} left"
         return f"[{text}]"
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 # === Files ======================================================================================
 def log_event(runs_dir: str, **event: Any) -> None:
     """Append a line to the log in one call, because other drivers may write at the same time."""
     now = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "load": os.getloadavg()}
-    line = json.dumps(now | event).encode() + b"\n"
-    with open(f"{runs_dir}/benchmark.jsonl", "ab+", buffering=0) as log:
-        size = log.seek(0, os.SEEK_END)
-        log.seek(max(0, size - 1))
-        if size and log.read(1) != b"\n":  # the last line was cut off when the disk was full
-            line = b"\n" + line
-        log.write(line)
-
-
-def check_room(run: Run) -> None:
-    """Raise OSError if the disk has no space for the files of a run."""
-    # The name is fixed, so the next call removes a file that a killed process left behind.
-    space = run.state / "space"
-    try:
-        space.write_bytes(bytes(1_000_000))
-    finally:
-        space.unlink(missing_ok=True)
+    with open(f"{runs_dir}/benchmark.jsonl", "ab", buffering=0) as log:
+        log.write(json.dumps(now | event).encode() + b"\n")
 
 
 def lock(file: IO[bytes], holder: str) -> bool:
@@ -175,15 +148,13 @@ def command_of(run: Run) -> list[str]:
     return run.command
 
 
-def environment_of(run: Run, notes: str) -> dict[str, str]:
+def environment_of(run: Run) -> dict[str, str]:
     environment = os.environ | {
         # Disable compilation caches; otherwise the second run would start faster.
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
     environment.setdefault("WANDB_FINISH_TIMEOUT", "60")  # seconds to wait for a server
-    if notes:
-        environment["WANDB_NOTES"] = notes
     if "--track" in run.command:
         environment["WANDB_RUN_GROUP"] = f"{run.study}-repeat{run.repeat}"
         environment["WANDB_MODE"] = environment.get("WANDB_MODE") or wandb_mode()
@@ -200,15 +171,13 @@ def wandb_mode() -> str:
 
 def make(run: Run, plan: Plan, output: IO[bytes], gpu_lock: IO[bytes]) -> None:
     """Execute the run, and log its start and its end."""
-    check_room(run)
-    environment = environment_of(run, plan.notes)
+    environment = environment_of(run)
     mode = environment["WANDB_MODE"] if "--track" in run.command else ""
     details = [f" on GPU {run.gpu}"] if run.gpu else []
     details += [f", W&B {mode}"] if mode else []
     print(f"{plan.progress()} {run.name}{''.join(details)}", flush=True)
     command = command_of(run)
-    event = {"event": "start", "run": run.name, "line": run.line, "study": run.study}
-    event |= {"order_seed": run.order_seed, "gpu": run.gpu, "wandb": mode}
+    event = {"event": "start", "run": run.name, "study": run.study, "gpu": run.gpu, "wandb": mode}
     log_event(run.runs_dir, **event, command=shlex.join(command))
     info = describe() | {"git_commit": git_commit(Path(run.script()))}
     without_jit = "JAX_DISABLE_JIT=1" in command or bool(environment.get("JAX_DISABLE_JIT"))
@@ -233,7 +202,6 @@ def make(run: Run, plan: Plan, output: IO[bytes], gpu_lock: IO[bytes]) -> None:
     if run.is_done():
         log_event(run.runs_dir, **event, completed="yes")
     else:
-        check_room(run)
         report_failure(run, event, output)
 
 

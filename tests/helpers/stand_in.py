@@ -33,8 +33,6 @@ flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
 resumed = flags.get("--resume")
 folder = Path(resumed or Path(flags["--runs-dir"], flags["--run-name"]))
 checkpoint = folder / "checkpoint.msgpack"
-if (resumed or flags["--runs-dir"]).startswith("-"):  # a script would parse this value as a flag
-    sys.exit("--runs-dir has no value")
 if folder.exists() and not resumed:
     sys.exit(f"--run-name must be new in --runs-dir, not {folder.name}")
 folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +51,10 @@ if plan == "hang":
     subprocess.Popen(["sleep", "1000"], start_new_session=True, close_fds=False)
     trace("hang")
     time.sleep(1000)
+if plan == "fill":  # as if the disk was full from now on
+    log = folder.parent / "benchmark.jsonl"
+    log.unlink()
+    log.symlink_to("/dev/full")
 if plan.startswith("0."):
     time.sleep(float(plan))
 if plan == "diverged":

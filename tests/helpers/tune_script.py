@@ -98,8 +98,6 @@ def train(args: Args) -> None:
     if plan == "refused":
         print("--env-id: a package is missing", file=sys.stderr)
         sys.exit(2)
-    if plan == "early":
-        sys.exit(0)
     for iteration in range(ITERATIONS):
         time.sleep(args.seconds / ITERATIONS)
         value = recent(asdict(args)) + luck(args.seed)
@@ -110,7 +108,7 @@ def train(args: Args) -> None:
         if iteration == 4 and plan == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if iteration == 4 and plan == "crash":
-            error = RuntimeError("shapes do\tnot match \N{SNOWMAN} \x1b[31m")
+            error = RuntimeError("shapes do not match \N{SNOWMAN}")
             error.add_note(f"{'-' * 20}\nFor simplicity, JAX has removed its internal frames")
             raise error
         if iteration == 4 and plan == "diverged":
