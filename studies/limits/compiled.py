@@ -103,7 +103,6 @@ POLICY = (
 COMPILED_POLICY = "    policy_fn = compile_graph(partial(policy, agent), device)\n"
 CPP_WRAPPER = excerpt(COMPILED, '        "cpp_wrapper"', '        "cpp.use')
 DECOMPOSED_TANH = excerpt(COMPILED, '        "cpp.use_decompose_tanh"', '        "cpp.vec')
-TRUSTED_FLAGS = excerpt(COMPILED, '        "cpp.vec_isa_ok"', "    }\n    return torch.compile")
 
 MINIBATCH_STEP = excerpt(COMPILED, "def minibatch_step(", "def compile_graph(")
 BIND = excerpt(COMPILED, "    minibatch_fn = compile_graph(", "    epoch_fn = ")
@@ -259,7 +258,6 @@ VARIANTS = {
     "python_wrapper": Variant(COMPILED, {CPP_WRAPPER: ""}),
     "library_tanh": Variant(COMPILED, {DECOMPOSED_TANH: ""}),
     "compiled_policy": Variant(COMPILED, {POLICY: COMPILED_POLICY}),
-    "tested_flags": Variant(COMPILED, {TRUSTED_FLAGS: ""}),
 }
 
 

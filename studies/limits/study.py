@@ -10,7 +10,7 @@ from analysis.catalog import SIZES
 from analysis.formatting import number
 from analysis.page import Table
 from analysis.stats import NOTHING
-from analysis.tables import across, multiple, span, table_of, text, texts, value
+from analysis.tables import across, multiple, table_of, text, texts, value
 from studies.limits import compiled
 
 # Part -> name in the table.
@@ -46,7 +46,7 @@ RACES = {
 USES = {
     "Linen": "none: Flax Linen",
     "eager": "none: uncompiled PyTorch",
-    "module": "`agent.compile()`",
+    "module": "agent.compile()",
     "step": "minibatch step and policy, as in LeanRL",
     "step_options": "the same, with cpp_wrapper and use_decompose_tanh",
     "ours": "our compiled script",
@@ -60,7 +60,6 @@ OPTIMIZATIONS = {
     "python_wrapper": "cpp_wrapper",
     "library_tanh": "use_decompose_tanh",
     "compiled_policy": "policy not compiled",
-    "tested_flags": "vec_isa_ok",
 }
 
 
@@ -165,24 +164,6 @@ def optimizations_table(path: Path) -> Table:
     return table_of("limits_optimizations", "Optimizations of ppo_torch_compile", frame, columns)
 
 
-def first_table(path: Path) -> Table:
-    """Return the durations of runs of one iteration, and how much longer than ours they are."""
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    rows = pd.DataFrame([line for line in lines if "program" in line])
-    seconds = rows.pivot(index="round", columns="program", values="seconds")
-    rows["difference"] = rows["seconds"] - rows["round"].map(seconds["ours"])
-    frame = stats.of_groups(rows, ["program"], "difference", stats.mean)
-    frame["seconds"] = frame["program"].map(seconds.mean())
-    without = {x: f"our compiled script, without: {y}" for x, y in OPTIMIZATIONS.items()}
-    frame["what"] = frame["program"].map(USES | without)
-    columns = {
-        "what is compiled": text("what"),
-        "run of one iteration (s)": value("seconds"),
-        "difference (s)": span(),
-    }
-    return table_of("limits_first", "Runs of one iteration", frame, columns)
-
-
 def sac_table(path: Path) -> Table:
     """Return the time of each part of an SAC step in Linen, in microseconds."""
     rows = pd.DataFrame(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
@@ -193,7 +174,6 @@ def sac_table(path: Path) -> Table:
 BLOCKS = {
     "limits_uses": uses_table,
     "limits_optimizations": optimizations_table,
-    "limits_first": first_table,
     "limits_sac": sac_table,
     "limits_cartpole": cartpole_table,
     "limits_parts": parts,

@@ -1,13 +1,11 @@
 """The uses of torch.compile in the limits study, without compiling."""
 
-import json
-
 import pytest
 import torch
 from running import BATCH, SMALL, assert_close, main, metrics
 from test_studies import listed_race
 
-from studies.limits import compiled, first_iteration, study
+from studies.limits import compiled, study
 
 FLAGS = [*SMALL.split(), "--total-timesteps", 2 * BATCH]
 VARIANTS = {x: y for x, y in compiled.VARIANTS.items() if y.script != compiled.EAGER_GYMNASIUM}
@@ -79,19 +77,6 @@ def test_tables_compare_uses_with_linen_and_optimizations_with_our_script(tmp_pa
     assert optimizations.loc["cpp_wrapper"].tolist() == ["1", *["1.50× [1.50, 1.50]"] * 3]
 
 
-def test_runs_of_one_iteration_are_compared_within_a_round(tmp_path):
-    rows = []
-    for number in (1, 2, 3):  # the machine slows down
-        rows += [{"round": number, "program": "ours", "seconds": 10.0 * number}]
-        rows += [{"round": number, "program": "tested_flags", "seconds": 10.0 * number + 4}]
-    path = tmp_path / "first.jsonl"
-    path.write_text("\n".join(map(json.dumps, [{"cpu": "Fast"}, *rows])))
-    ours, tested = study.first_table(path).cells.to_numpy().tolist()
-    assert ours[1:] == ["20.0", "0 [0, 0]"]
-    assert tested == ["our compiled script, without: vec_isa_ok", "24.0", "4.00 [4.00, 4.00]"]
-
-
 def test_the_programs_of_the_study_have_names_in_its_tables():
     names = {*study.USES, *study.OPTIMIZATIONS}
-    assert set(first_iteration.PROGRAMS) <= names
     assert set(compiled.VARIANTS) - {"step_gymnasium"} <= names
