@@ -9,7 +9,9 @@ from analysis import figures, races, stats
 from analysis.catalog import SIZES
 from analysis.formatting import number
 from analysis.page import Table
+from analysis.stats import NOTHING
 from analysis.tables import across, multiple, table_of, text, texts, value
+from studies.limits import compiled
 
 # Part -> name in the table.
 PARTS = {
@@ -33,6 +35,32 @@ OF_UPDATE = ("products", "tanh", "Adam", "gathers", "values")
 DRAWN = {"rollout": "rollout", "products": "products", "tanh": "tanh", "other": "other"}
 LINEN = "ppo_linen"
 KEYS = ["script", "size", "cores", "process"]
+# Race in races.toml -> column of the tables of uses and optimizations.
+RACES = {
+    "CartPole-v1, 2 x 64": "2 x 64",
+    "CartPole-v1, 2 x 256": "2 x 256",
+    "CartPole-v1, 2 x 1024": "2 x 1024",
+    "HalfCheetah-v5 in Gymnasium": "HalfCheetah-v5, 2 x 64",
+}
+# Program in races.toml -> use of torch.compile.
+USES = {
+    "Linen": "none: Flax Linen",
+    "eager": "none: uncompiled PyTorch",
+    "module": "agent.compile()",
+    "step": "minibatch step and policy, as in LeanRL",
+    "step_options": "the same, with cpp_wrapper and use_decompose_tanh",
+    "ours": "our compiled script",
+}
+# Program in races.toml -> optimization of ppo_torch_compile.py that it lacks.
+OPTIMIZATIONS = {
+    "three_graphs": "loss, gradient and Adam in one graph, not in three",
+    "two_graphs": "Adam in the graph of the gradient",
+    "torch_optim": "Adam in that graph, and not from torch.optim",
+    "adam_per_parameter": "Adam on one vector, not on each parameter",
+    "python_wrapper": "cpp_wrapper",
+    "library_tanh": "use_decompose_tanh",
+    "compiled_policy": "policy not compiled",
+}
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -96,6 +124,46 @@ def cartpole_table(path: Path) -> Table:
     return table_of("limits_cartpole", "CartPole in PyTorch", frame, columns)
 
 
+def race_ratios(path: Path, programs: dict[str, str], baseline: str) -> pd.DataFrame:
+    """Return one row per program, with the ratio of its time to the baseline in each race."""
+    frame = pd.DataFrame({"program": list(programs), "what": list(programs.values())})
+    found = races.named(path)
+    for name, column in RACES.items():
+        times = found[name].times()
+        ratios = pd.DataFrame(
+            [races.ratio_of(times[x], times[baseline]) if x in times else NOTHING for x in programs]
+        )
+        frame = frame.join(ratios.add_prefix(f"{column}_"))
+    return frame
+
+
+def count_lines(program: str) -> int:
+    """Return the number of lines of a program in PyTorch for CartPole-v1."""
+    scripts = {"eager": compiled.EAGER, "ours": compiled.COMPILED}
+    if program in scripts:
+        return len(scripts[program].read_text(encoding="utf-8").splitlines())
+    return len(compiled.text_of(program).splitlines())
+
+
+def uses_table(path: Path) -> Table:
+    """Return the time of each use of torch.compile relative to Linen, and the lines it adds."""
+    frame = race_ratios(path, USES, baseline="Linen")
+    added = [count_lines(x) - count_lines("eager") for x in USES if x != "Linen"]
+    frame["lines"] = ["", *map(str, added)]
+    columns = {"what is compiled": text("what"), "lines added to ppo_torch": text("lines")}
+    columns |= {f"{x}: time / Linen time": multiple(f"{x}_") for x in RACES.values()}
+    return table_of("limits_uses", "Uses of torch.compile", frame, columns)
+
+
+def optimizations_table(path: Path) -> Table:
+    """Return the time without each optimization relative to the time with all, and its lines."""
+    frame = race_ratios(path, OPTIMIZATIONS, baseline="ours")
+    frame["lines"] = [str(count_lines("ours") - count_lines(x)) for x in OPTIMIZATIONS]
+    columns = {"optimization": text("what"), "lines": text("lines")}
+    columns |= {f"{x}: time without / with": multiple(f"{x}_") for x in RACES.values()}
+    return table_of("limits_optimizations", "Optimizations of ppo_torch_compile", frame, columns)
+
+
 def sac_table(path: Path) -> Table:
     """Return the time of each part of an SAC step in Linen, in microseconds."""
     rows = pd.DataFrame(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
@@ -104,6 +172,8 @@ def sac_table(path: Path) -> Table:
 
 
 BLOCKS = {
+    "limits_uses": uses_table,
+    "limits_optimizations": optimizations_table,
     "limits_sac": sac_table,
     "limits_cartpole": cartpole_table,
     "limits_parts": parts,
