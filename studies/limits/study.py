@@ -55,7 +55,7 @@ USES = {
 OPTIMIZATIONS = {
     "three_graphs": "loss, gradient and Adam in one graph, not in three",
     "two_graphs": "Adam in the graph of the gradient",
-    "torch_optim": "Adam in that graph, and not from torch.optim",
+    "torch_optim": "custom Adam in that graph instead of torch.optim",
     "adam_per_parameter": "Adam on one vector, not on each parameter",
     "python_wrapper": "cpp_wrapper",
     "library_tanh": "use_decompose_tanh",
@@ -150,7 +150,7 @@ def uses_table(path: Path) -> Table:
     frame = race_ratios(path, USES, baseline="Linen")
     added = [count_lines(x) - count_lines("eager") for x in USES if x != "Linen"]
     frame["lines"] = ["", *map(str, added)]
-    columns = {"what is compiled": text("what"), "lines added to ppo_torch": text("lines")}
+    columns = {"compiled part": text("what"), "lines added to ppo_torch": text("lines")}
     columns |= {f"{x}: time / Linen time": multiple(f"{x}_") for x in RACES.values()}
     return table_of("limits_uses", "Uses of torch.compile", frame, columns)
 

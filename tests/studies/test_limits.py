@@ -69,7 +69,7 @@ def test_tables_compare_uses_with_linen_and_optimizations_with_our_script(tmp_pa
         if "Gymnasium" not in race:
             seconds |= dict.fromkeys(study.OPTIMIZATIONS, 3.0)
         listed_race(path, race, **seconds)
-    uses = study.uses_table(path).cells.set_index("what is compiled")
+    uses = study.uses_table(path).cells.set_index("compiled part")
     assert uses.columns.tolist()[-1] == "HalfCheetah-v5, 2 x 64: time / Linen time"
     assert uses.iloc[:, 1].tolist()[0] == "1.00× [1.00, 1.00]"
     assert uses.loc["our compiled script"].tolist()[1:] == ["2.00× [2.00, 2.00]"] * 4
