@@ -38,6 +38,7 @@ is off.
 import argparse
 import ctypes
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import gymnasium
@@ -96,9 +97,7 @@ def make_envs(args: argparse.Namespace, env_source: str, folder: Path):
         if args.env_id != "CartPole-v1":
             fail("cartpole.c is CartPole-v1: --env-id CartPole-v1")
         settings = {"num_envs": args.num_envs, "seed": args.seed, "folder": folder}
-        return pufferlib.vector.make(
-            CartPoleInC, env_kwargs=settings, backend=pufferlib.PufferEnv
-        )
+        return pufferlib.vector.make(CartPoleInC, env_kwargs=settings, backend=pufferlib.PufferEnv)
 
     def make_env(buf=None, seed=0):
         env = pufferlib.pufferlib.EpisodeStats(gymnasium.make(args.env_id))
@@ -124,7 +123,7 @@ class Policy(torch.nn.Module):
 
 
 def make_mlp(sizes: list[int], output_scale: float) -> torch.nn.Sequential:
-    *hidden, last = zip(sizes, sizes[1:], strict=False)
+    *hidden, last = pairwise(sizes)
     layers: list[torch.nn.Module] = []
     for inputs, outputs in hidden:
         layers += [layer_init(torch.nn.Linear(inputs, outputs)), torch.nn.Tanh()]

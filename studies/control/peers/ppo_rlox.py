@@ -60,9 +60,7 @@ def main() -> None:
         "vf_coef": 0.5,
         "max_grad_norm": 0.5,
     }
-    trainer = Trainer(
-        "ppo", env=args.env_id, seed=args.seed, callbacks=[Lines()], config=settings
-    )
+    trainer = Trainer("ppo", env=args.env_id, seed=args.seed, callbacks=[Lines()], config=settings)
     trainer.train(args.total_timesteps)
 
 
