@@ -99,8 +99,6 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
-        if min(self.hidden_sizes, default=1) < 1:
-            raise ValueError("--hidden-sizes must be at least 1")
 
 
 def parse_args() -> Args:
@@ -395,7 +393,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
+    # "high" and "medium" are the same here: JAX's default, which allows TF32 on a GPU.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
@@ -557,7 +555,8 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
+        text = f"Writing to {self.dir}. Ctrl-C saves and stops after the current iteration."
+        print(text, flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -595,11 +594,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
@@ -612,7 +610,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
+        """Record how the run ended. Exit if it stopped, or diverged in iteration `diverged_in`."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -624,7 +622,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
+            sys.exit(f"{text} Iterations saved to {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals

@@ -273,6 +273,7 @@ def follow(
         try:
             interleaved.start(programs)
             race.info["steps"] = [runner.steps for runner in interleaved.runners]
+            race.info["num_threads"] = [torch_threads(runner) for runner in interleaved.runners]
             file.write(json.dumps(race.info) + "\n")
             start = time.perf_counter()
             for number, turns in enumerate(interleaved.rounds(), 1):
@@ -290,7 +291,25 @@ def follow(
         print()  # rich does not end the last line
     if race.turns:
         print("\n".join(race.sentences(args.within)))
+        print(threads_of(race))
     return [reason_of(x) for x in interleaved.runners if x.failure] + failures
+
+
+def torch_threads(runner: Runner) -> int | None:
+    """Return the number of PyTorch threads of a script; None for JAX and other programs."""
+    if runner.file is None or runner.file.name != "metrics.jsonl":
+        return None
+    return json.loads(runner.file.with_name("run.json").read_text()).get("num_threads")
+
+
+def threads_of(race: Race) -> str:
+    """Return a sentence about the CPUs of the race and the number of PyTorch threads."""
+    sentences = [f"CPUs: {race.info['args']['cores'] or 'all'}."]
+    known = zip(race.names(), race.info["num_threads"], strict=True)
+    threads = [f"{name} {count}" for name, count in known if count]
+    if threads:
+        sentences.append(f"PyTorch threads: {', '.join(threads)}.")
+    return " ".join(sentences)
 
 
 def table_of(race: Race, args: Args, number: int, seconds: float) -> Table:

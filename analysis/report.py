@@ -231,6 +231,8 @@ def sections_of(
     if against is not None:
         sections.append(against_section(data.runs, against.runs))
     about = [Text(tables.scope(data.runs)), Bullets(checks.run_warnings(data))]
+    if threads := tables.threads(data.runs):
+        about.insert(1, Text(threads))
     return [*sections, Section("The runs", [*about, tables.machine_table(data.runs)])]
 
 

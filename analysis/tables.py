@@ -318,6 +318,13 @@ def only_version(versions: pd.Series) -> pd.Series:
     return versions.replace("", known.pop()) if len(known) == 1 else versions
 
 
+def threads(runs: pd.DataFrame) -> str:
+    """Return a sentence with the number of PyTorch threads in each script."""
+    found = runs.dropna(subset="num_threads").groupby("mode", sort=False)["num_threads"].unique()
+    counts = [f"{mode} {', '.join(f'{x:g}' for x in sorted(each))}" for mode, each in found.items()]
+    return f"PyTorch threads: {'; '.join(counts)}. JAX uses all cores." if counts else ""
+
+
 def scope(runs: pd.DataFrame) -> str:
     """Return a sentence with the numbers of runs, scripts, environments and iterations."""
     count = pluralize([len(runs)], "run")

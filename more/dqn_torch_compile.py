@@ -66,7 +66,7 @@ class Args:
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps per environment in an iteration; metrics are logged once in each
+    num_steps: int = 625  # steps per environment in each iteration; metrics are logged after each
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
@@ -105,8 +105,6 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one iteration ({steps})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
-        if min(self.hidden_sizes, default=1) < 1:
-            raise ValueError("--hidden-sizes must be at least 1")
 
 
 def parse_args() -> Args:
@@ -136,7 +134,7 @@ def parse_args() -> Args:
     if flags[:1] == ["minatar"]:
         flags, default = flags[1:], minatar
     default = args_to_resume() or default  # with --resume, the run's arguments are the defaults
-    about = "Put minatar before the flags for MinAtar, with the settings of Young & Tian 2019."
+    about = "Put minatar before the flags to use the MinAtar settings of Young & Tian 2019."
     parse = partial(tyro.cli, Args, args=flags, default=default, description=about)
     _, unknown = parse(return_unknown_args=True)
     if unknown and not unknown[0].startswith("-"):
@@ -264,7 +262,7 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), implemented here so that it compiles together with the loss.
 
-    All P parameters form one vector, which takes fewer kernels and less compile time.
+    The gradient and the moments are vectors (P,), which takes fewer kernels and less compile time.
     """
 
     count: torch.Tensor
@@ -280,7 +278,7 @@ class Adam(nn.Module):
         self.register_buffer("square", torch.zeros(num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Update the parameters in place, given their gradient (P,)."""
+        """Update all P parameters in place, given their gradient (P,)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -305,7 +303,7 @@ class RMSProp(nn.Module):
         self.register_buffer("square", torch.zeros(num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Update the parameters in place, given their gradient (P,)."""
+        """Update all P parameters in place, given their gradient (P,)."""
         self.mean.lerp_(grad, 1 - self.decay)
         self.square.lerp_(grad**2, 1 - self.decay)
         root = (self.square - self.mean**2).sqrt() + self.eps
@@ -502,8 +500,11 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
-    torch.set_float32_matmul_precision(args.matmul_precision)
+    # For small networks, one thread is usually faster than PyTorch's default of one per core.
+    if max(args.hidden_sizes, default=0) < 128 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
+    # "high" and "medium" are the same here: JAX's default, which allows TF32 on a GPU.
     torch.backends.cudnn.allow_tf32 = args.matmul_precision != "highest"  # for convolutions
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
@@ -535,11 +536,12 @@ def train(args: Args) -> None:
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
     packages = ["torch", "jax", "jaxlib", "gymnax", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    log = RunLog(args, iteration, packages, device=device_name, **spaces)
+    num_threads = torch.get_num_threads()
+    log = RunLog(args, iteration, packages, device=device_name, num_threads=num_threads, **spaces)
 
-    # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     step_fn = jax.jit(env.step)
     torch.compiler.reset()  # graphs from an earlier train() would count toward the recompile limit
+    # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     update_fn = compile_graph(partial(update, agent, target, optimizer, args=args), device)
     # Compile now, not after learning_starts: call update_fn once, and restore what it changes.
     saved = copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
@@ -717,7 +719,8 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
+        text = f"Writing to {self.dir}. Ctrl-C saves and stops after the current iteration."
+        print(text, flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -755,11 +758,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
@@ -772,7 +774,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
+        """Record how the run ended. Exit if it stopped, or diverged in iteration `diverged_in`."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -784,7 +786,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
+            sys.exit(f"{text} Iterations saved to {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals

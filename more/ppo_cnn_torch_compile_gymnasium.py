@@ -13,8 +13,7 @@ Start reading at Environment. The main ideas:
   rewards are clipped; the log has the scores of full games.
 - The actor and the critic share one convolutional network. Images stay uint8 until they reach it.
 - minibatch_step() compiles into one graph: the loss, its gradient, clipping and Adam.
-- compile_graph() wraps torch.compile. On a GPU, capture() records the policy and each epoch as
-  CUDA graphs.
+- compile_graph() wraps torch.compile. capture() records the policy and an epoch as CUDA graphs.
 Lines marked "# sync" wait for the device.
 
 Compare with ppo_cnn_torch_gymnasium.py to see what compiling changes, or with
@@ -45,7 +44,7 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 from tensorboard.summary import Writer
 from torch import nn
@@ -83,7 +82,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (512,)  # sizes of the hidden layers after the convolutions
     precision: Literal["float32", "bfloat16"] = "float32"  # compute dtype of conv and hidden layers
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    vectorization: Literal["sync", "async"] = "sync"  # custom environments; async: subprocesses
+    vectorization: Literal["sync", "async"] = "sync"  # async: one process per custom environment
     sync_for_timing: bool = False  # wait for the device after each rollout, to time it separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
@@ -114,8 +113,6 @@ class Args:
             raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
         for name in ("conv_channels", "conv_kernels", "conv_strides", "hidden_sizes"):
             setattr(self, name, tuple(getattr(self, name)))  # a list when loaded from run.json
-            if min(getattr(self, name), default=1) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
         conv_sizes = (self.conv_channels, self.conv_kernels, self.conv_strides)
         if len(set(map(len, conv_sizes))) > 1:
             raise ValueError("--conv-channels, --conv-kernels and --conv-strides differ in length")
@@ -181,14 +178,11 @@ class VecEnv:
         if not isinstance(space, Discrete) or space.start != 0:
             hint = "more/ppo_continuous_*_gymnasium.py accept a Box, but flatten images"
             fail(f"--env-id: the action space must be Discrete with start=0, not {space}; {hint}")
-        obs_space = self.envs.single_observation_space
-        if not isinstance(obs_space, Box) or len(obs_space.shape) not in (2, 3):
-            hint = "extract the image with gymnasium.wrappers.TransformObservation, or use"
-            hint += " more/ppo_linen_gymnasium.py or more/ppo_torch_gymnasium.py for vectors"
-            fail(f"--env-id: the observation must be an image, not {obs_space}; {hint}")
-        if obs_space.dtype != np.uint8:
-            hint = "gymnasium.wrappers.TransformObservation can scale and convert it"
-            fail(f"--env-id: the image must be uint8 from 0 to 255, not {obs_space.dtype}; {hint}")
+        obs_space: Any = self.envs.single_observation_space
+        if obs_space.dtype != np.uint8 or len(obs_space.shape) not in (2, 3):
+            hint = "convert them with gymnasium.wrappers.TransformObservation"
+            hint += ", or for vectors, use more/ppo_linen_gymnasium.py or its PyTorch version"
+            fail(f"--env-id: the observations must be uint8 images, not {obs_space}; {hint}")
         self.num_envs = num_envs
         self.seed = seed
         self.num_actions = int(space.n)
@@ -233,7 +227,7 @@ class VecEnv:
         }
         self.episode_return = np.where(restart, 0, episode_return)
         self.episode_length = np.where(restart, 0, episode_length)
-        if restart.any():  # now; by default Gymnasium would use up the next step
+        if restart.any():  # restart now; by default Gymnasium would use up the next step
             obs, _ = self.envs.reset(options={"reset_mask": restart})
             obs = obs.copy()
         return obs, results
@@ -255,13 +249,14 @@ def make_atari(env_id: str, num_envs: int, **options: Any) -> gymnasium.vector.V
     return gymnasium.make_vec(
         f"ale_py:{env_id.removeprefix('ale_py:')}",  # this prefix makes Gymnasium import ale_py
         num_envs,
-        "vector_entry_point",  # ale-py's; VecEnv resets games before its autoreset does
+        # ale-py's vector environment; VecEnv resets games itself, before ale-py's autoreset would
+        "vector_entry_point",
         noop_max=30,  # a game starts with up to 30 no-op steps
-        use_fire_reset=True,  # then FIRE is pressed, if the game has that button
-        frameskip=4,  # frames per step; the maximum of the last two is used
+        use_fire_reset=True,  # then press FIRE, in games that have it
+        frameskip=4,  # frames per step; observations use the pixelwise maximum of the last two
         reward_clipping=False,  # VecEnv.step clips rewards after adding them to the score
         grayscale=True,
-        stack_num=4,  # an observation has the last four frames
+        stack_num=4,  # each observation stacks the last four frames
         **options,
     )
 
@@ -364,7 +359,7 @@ def check_image_size(args: Args, obs_shape, channels_first: bool) -> None:
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), implemented here so that it compiles together with the loss.
 
-    All P parameters form one vector, which takes fewer kernels and less compile time.
+    The gradient and the moments are vectors (P,), which takes fewer kernels and less compile time.
     """
 
     count: torch.Tensor
@@ -380,7 +375,7 @@ class Adam(nn.Module):
         self.register_buffer("square", torch.zeros(num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Update the parameters in place, given their gradient (P,)."""
+        """Update all P parameters in place, given their gradient (P,)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -407,7 +402,7 @@ def learning_rate_after(steps, args: Args) -> torch.Tensor:
     """
     if not args.anneal_lr:
         return torch.full_like(steps, args.learning_rate)
-    return args.learning_rate * (1 - steps / args.num_optimizer_steps).clip(min=0.0)
+    return args.learning_rate * (1 - steps / args.num_optimizer_steps)
 
 
 # === Storage ====================================================================================
@@ -682,12 +677,13 @@ def train(args: Args) -> None:
     obs = torch.from_numpy(env.reset(iteration)).to(device)
     packages = ["torch", "gymnasium", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    log = RunLog(args, iteration, packages, device=device_name, **spaces)
+    num_threads = torch.get_num_threads()
+    log = RunLog(args, iteration, packages, device=device_name, num_threads=num_threads, **spaces)
 
-    # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     torch.compiler.reset()  # graphs from an earlier train() would count toward the recompile limit
     policy_fn = partial(policy, agent)  # on a CPU, calling a compiled policy takes longer
     value_fn = torch.no_grad()(agent.get_value)
+    # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiling it would unroll its loop
     if device.type == "cuda":
@@ -840,7 +836,8 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
+        text = f"Writing to {self.dir}. Ctrl-C saves and stops after the current iteration."
+        print(text, flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -878,11 +875,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
@@ -895,7 +891,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
+        """Record how the run ended. Exit if it stopped, or diverged in iteration `diverged_in`."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -907,7 +903,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
+            sys.exit(f"{text} Iterations saved to {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals

@@ -101,8 +101,6 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
-        if min(self.hidden_sizes, default=1) < 1:
-            raise ValueError("--hidden-sizes must be at least 1")
 
 
 def parse_args() -> Args:
@@ -191,8 +189,8 @@ class VecEnv:
 
 def to_bounds(action, low, high):
     """Map actions from [-1, 1] to [low, high] and clip them, in the dtype of the bounds."""
-    half_range = high / 2 - low / 2  # high - low could overflow
-    return (low / 2 + high / 2 + half_range * action).clip(low, high).astype(low.dtype)
+    action = (high + low) / 2 + (high - low) / 2 * action
+    return action.clip(low, high).astype(low.dtype)
 
 
 # === Statistics =================================================================================
@@ -406,8 +404,8 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 def update(train_state, stats: Stats, storage: Storage, key, args: Args):
     """Train for update_epochs epochs on a rollout. Return the new TrainState, Stats and metrics."""
     learning_rate = make_schedule(args)(train_state.step)
-    # Train on obs as the policy saw it: the new statistics of obs apply from the next rollout on.
-    # The new statistics of returns apply at once, since no rollout uses them.
+    # Train on the policy's inputs: the new observation statistics take effect in the next rollout.
+    # The new return statistics take effect at once, since no rollout uses them.
     obs = normalize(storage.obs, stats.obs, args)
     next_obs = normalize(storage.next_obs, stats.obs, args)
     stats = Stats(
@@ -476,7 +474,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
+    # "high" and "medium" are the same here: JAX's default, which allows TF32 on a GPU.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs, args.gamma)
@@ -555,7 +553,7 @@ def load_checkpoint(folder: str | Path, like: Checkpoint) -> Checkpoint:
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """Load a trained policy: policy(obs) returns the most likely action for each observation.
 
-    obs (N, *obs_shape) and the actions are NumPy arrays. All actions are inside the bounds of the
+    obs (N, *obs_shape) and the actions are NumPy arrays. All actions are within the bounds of the
     action space. policy(obs, sample=True) samples the actions instead, as in training.
     """
     info, args = load_info(folder)
@@ -644,7 +642,8 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
+        text = f"Writing to {self.dir}. Ctrl-C saves and stops after the current iteration."
+        print(text, flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -682,11 +681,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
@@ -699,7 +697,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
+        """Record how the run ended. Exit if it stopped, or diverged in iteration `diverged_in`."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -711,7 +709,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
+            sys.exit(f"{text} Iterations saved to {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals

@@ -17,8 +17,7 @@ Start reading at Environment. The main ideas:
 - normalize() uses the statistics of earlier rollouts, so in the first rollout it only clips.
 - scale_reward() only divides: subtracting a mean would favor long or short episodes.
 - minibatch_step() compiles into one graph: the loss, its gradient, clipping and Adam.
-- compile_graph() wraps torch.compile. On a GPU, capture() records the policy and each epoch as
-  CUDA graphs.
+- compile_graph() wraps torch.compile. capture() records the policy and an epoch as CUDA graphs.
 Lines marked "# sync" wait for the device.
 
 Compare with ppo_continuous_torch_gymnasium.py to see what compiling changes, or with
@@ -110,8 +109,6 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
-        if min(self.hidden_sizes, default=1) < 1:
-            raise ValueError("--hidden-sizes must be at least 1")
 
 
 def parse_args() -> Args:
@@ -127,7 +124,7 @@ def parse_args() -> Args:
     if flags[:1] == ["mujoco"]:
         flags, default = flags[1:], mujoco
     default = args_to_resume() or default  # with --resume, the run's arguments are the defaults
-    about = "Put mujoco before the flags for MuJoCo, with settings found on HalfCheetah-v5."
+    about = "Put mujoco before the flags to use the MuJoCo settings, tuned on HalfCheetah-v5."
     parse = partial(tyro.cli, Args, args=flags, default=default, description=about)
     _, unknown = parse(return_unknown_args=True)
     if unknown and not unknown[0].startswith("-"):
@@ -255,8 +252,8 @@ class EnvWrapper(gymnasium.Wrapper):
 
 def to_bounds(action, low, high):
     """Map actions from [-1, 1] to [low, high] and clip them, in the dtype of the bounds."""
-    half_range = high / 2 - low / 2  # high - low could overflow
-    return (low / 2 + high / 2 + half_range * action).clip(low, high).astype(low.dtype)
+    action = (high + low) / 2 + (high - low) / 2 * action
+    return action.clip(low, high).astype(low.dtype)
 
 
 # === Statistics =================================================================================
@@ -351,7 +348,7 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), implemented here so that it compiles together with the loss.
 
-    All P parameters form one vector, which takes fewer kernels and less compile time.
+    The gradient and the moments are vectors (P,), which takes fewer kernels and less compile time.
     """
 
     count: torch.Tensor
@@ -367,7 +364,7 @@ class Adam(nn.Module):
         self.register_buffer("square", torch.zeros(num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Update the parameters in place, given their gradient (P,)."""
+        """Update all P parameters in place, given their gradient (P,)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -392,7 +389,7 @@ def learning_rate_after(steps, args: Args) -> torch.Tensor:
     """
     if not args.anneal_lr:
         return torch.full_like(steps, args.learning_rate)
-    return args.learning_rate * (1 - steps / args.num_optimizer_steps).clip(min=0.0)
+    return args.learning_rate * (1 - steps / args.num_optimizer_steps)
 
 
 # === Storage ====================================================================================
@@ -514,8 +511,8 @@ def ppo_loss(agent, batch: Batch, args: Args):
 def update(agent, optimizer, epoch_fn, stats: Stats, storage: Storage, args: Args):
     """Train the agent in place for update_epochs epochs on a rollout. Return the metrics."""
     learning_rate = learning_rate_after(optimizer.count, args)
-    # Train on obs as the policy saw it: the new statistics of obs apply from the next rollout on.
-    # The new statistics of returns apply at once, since no rollout uses them.
+    # Train on the policy's inputs: the new observation statistics take effect in the next rollout.
+    # The new return statistics take effect at once, since no rollout uses them.
     obs = normalize(storage.obs, stats.obs, args)
     next_obs = normalize(storage.next_obs, stats.obs, args)
     stats.obs.update(storage.obs)
@@ -634,6 +631,9 @@ def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
+    # For small networks, one thread is usually faster than PyTorch's default of one per core.
+    if max(args.hidden_sizes, default=0) < 128 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.vectorization == "async":
@@ -663,10 +663,11 @@ def train(args: Args) -> None:
     obs = torch.from_numpy(env.reset(iteration)).to(device)
     packages = ["torch", "gymnasium", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    log = RunLog(args, iteration, packages, device=device_name, **spaces)
+    num_threads = torch.get_num_threads()
+    log = RunLog(args, iteration, packages, device=device_name, num_threads=num_threads, **spaces)
 
-    # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     torch.compiler.reset()  # graphs from an earlier train() would count toward the recompile limit
+    # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     policy_fn = compile_graph(partial(policy, agent, stats.obs, args=args), device)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiling it would unroll its loop
@@ -734,7 +735,7 @@ def set_rng_state(states: dict[str, torch.Tensor]) -> None:
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """Load a trained policy: policy(obs) returns the most likely action for each observation.
 
-    obs (N, *obs_shape) and the actions are NumPy arrays. All actions are inside the bounds of the
+    obs (N, *obs_shape) and the actions are NumPy arrays. All actions are within the bounds of the
     action space. policy(obs, sample=True) samples the actions instead, as in training.
     """
     info, args = load_info(folder)
@@ -824,7 +825,8 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
+        text = f"Writing to {self.dir}. Ctrl-C saves and stops after the current iteration."
+        print(text, flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -862,11 +864,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
@@ -879,7 +880,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
+        """Record how the run ended. Exit if it stopped, or diverged in iteration `diverged_in`."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -891,7 +892,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
+            sys.exit(f"{text} Iterations saved to {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals

@@ -103,8 +103,6 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
-        if min(self.hidden_sizes, default=1) < 1:
-            raise ValueError("--hidden-sizes must be at least 1")
 
 
 def parse_args() -> Args:
@@ -263,7 +261,7 @@ def learning_rate_factor(step: int, args: Args) -> float:
     """Learning rate factor after `step` optimizer steps. CleanRL changes it once per iteration."""
     if not args.anneal_lr:
         return 1.0
-    return max(1 - step / args.num_optimizer_steps, 0.0)
+    return 1 - step / args.num_optimizer_steps
 
 
 # === Storage ====================================================================================
@@ -437,6 +435,9 @@ def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
+    # For small networks, one thread is usually faster than PyTorch's default of one per core.
+    if max(args.hidden_sizes, default=0) < 128 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.vectorization == "async":
@@ -462,7 +463,8 @@ def train(args: Args) -> None:
     obs = torch.from_numpy(env.reset(iteration)).to(device)
     packages = ["torch", "gymnasium", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    log = RunLog(args, iteration, packages, device=device_name, **spaces)
+    num_threads = torch.get_num_threads()
+    log = RunLog(args, iteration, packages, device=device_name, num_threads=num_threads, **spaces)
 
     policy_fn = partial(policy, agent)
     while iteration < args.num_iterations:
@@ -610,7 +612,8 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
+        text = f"Writing to {self.dir}. Ctrl-C saves and stops after the current iteration."
+        print(text, flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -648,11 +651,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
@@ -665,7 +667,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
+        """Record how the run ended. Exit if it stopped, or diverged in iteration `diverged_in`."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -677,7 +679,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
+            sys.exit(f"{text} Iterations saved to {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals

@@ -100,16 +100,11 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one batch ({self.batch_size})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
-        if min(self.hidden_sizes, default=1) < 1:
-            raise ValueError("--hidden-sizes must be at least 1")
 
 
 def parse_args() -> Args:
     """Parse the command line. With --resume, the run's arguments are the defaults."""
-    args = tyro.cli(Args, default=args_to_resume() or Args())
-    if args.seed + args.num_agents > 2**32:  # Args also holds the arguments of a single agent
-        fail("--seed plus --num-agents must be at most 2**32")
-    return args
+    return tyro.cli(Args, default=args_to_resume() or Args())
 
 
 # === Environment ================================================================================
@@ -234,7 +229,7 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), implemented here so that it compiles together with the loss.
 
-    All P parameters form one vector, which takes fewer kernels and less compile time.
+    The gradient and the moments are vectors (P,), which takes fewer kernels and less compile time.
     Every tensor has one row per agent.
     """
 
@@ -251,7 +246,7 @@ class Adam(nn.Module):
         self.register_buffer("square", torch.zeros(num_agents, num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Update the parameters in place, given their gradient (num_agents, P)."""
+        """Update all P parameters in place, given their gradient (num_agents, P)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -288,7 +283,7 @@ def learning_rate_after(steps, args: Args) -> torch.Tensor:
     """
     if not args.anneal_lr:
         return torch.full_like(steps, args.learning_rate)
-    return args.learning_rate * (1 - steps / args.num_optimizer_steps).clip(min=0.0)
+    return args.learning_rate * (1 - steps / args.num_optimizer_steps)
 
 
 def for_each(agent, function):
@@ -305,6 +300,7 @@ def for_each(agent, function):
 
 
 # === Storage ====================================================================================
+# Outside vmap, every field of Storage and Batch has a leading num_agents axis.
 class Storage(NamedTuple):
     """A rollout: T = num_steps steps in N = num_envs environments."""
 
@@ -561,8 +557,8 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train the agents, or continue a run."""
-    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
-    torch.set_float32_matmul_precision(args.matmul_precision)
+    torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
+    # "high" and "medium" are the same here: JAX's default, which allows TF32 on a GPU.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     device = choose_device()
@@ -583,16 +579,17 @@ def train(args: Args) -> None:
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         for generator, state in zip(generators, checkpoint["generators"], strict=True):
-            generator.set_state(state.clone())  # PyTorch 2.13 would crash without clone
+            generator.set_state(state.clone())  # clone: PyTorch 2.13 crashes if state is a view
         obs = checkpoint["obs"].to(device)
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
     packages = ["torch", "jax", "jaxlib", "gymnax", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    log = RunLogs(args, iteration, packages, device=device_name, **spaces)
+    num_threads = torch.get_num_threads()
+    log = RunLogs(args, iteration, packages, device=device_name, num_threads=num_threads, **spaces)
 
-    # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     step_fn = jax.jit(jax.vmap(env.step))
     torch.compiler.reset()  # graphs from an earlier train() would count toward the recompile limit
+    # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     policy_fn = compile_graph(for_each(agent, policy), device)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiling it would unroll its loop
@@ -643,7 +640,7 @@ def save_checkpoints(log: "RunLogs", checkpoint: dict) -> None:
     tensors = checkpoint.copy()
     iteration = tensors.pop("iteration")
     for k, agent in log.agents.items():
-        # clone: torch.save writes a view's entire storage.
+        # clone, because torch.save writes the entire storage of a view.
         part = jax.tree.map(lambda x, k=k: x[k].clone(), tensors)
         save_checkpoint(agent.dir, part | {"iteration": iteration})
     save_checkpoint(log.dir, checkpoint)  # last: once it exists, all agents have theirs
@@ -689,8 +686,8 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 class RunLogs:
     """A RunLog for each agent, and one for the whole run, with means over the agents.
 
-    The run resumes from its checkpoint; the checkpoints of the agents are for evaluate.py. An agent
-    that diverges gets the status "diverged" and is no longer logged; the others continue.
+    --resume uses the run's checkpoint, and evaluate.py those of the agents. An agent that diverges
+    gets the status "diverged" and is no longer logged; the others continue.
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
@@ -810,7 +807,8 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
+        text = f"Writing to {self.dir}. Ctrl-C saves and stops after the current iteration."
+        print(text, flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -848,11 +846,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
@@ -865,7 +862,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
+        """Record how the run ended. Exit if it stopped, or diverged in iteration `diverged_in`."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -877,7 +874,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
+            sys.exit(f"{text} Iterations saved to {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals

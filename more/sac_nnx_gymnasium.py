@@ -18,8 +18,8 @@ Start reading at Environment. The main ideas:
 - Replay is a NumPy buffer on the CPU. Each call to update_fn moves a batch to the device and
   returns before the update is done; the next action waits for the update.
 - train() is a plain loop over environment steps: act, step, store, and run the updates due.
-- nnx.split turns the NNX objects into a dict of arrays, because jax.jit takes a dict faster than
-  objects. nnx.merge restores the objects while JAX traces a function, at no cost at run time.
+- nnx.split and nnx.to_pure_dict turn the NNX objects into a dict of arrays, because jax.jit
+  dispatches faster with a dict. nnx.merge restores them during tracing, at no cost at run time.
 - VecEnv steps the environments one after another (--vectorization sync), or each in its own
   process (async). Both run on the CPU, in NumPy.
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
@@ -68,7 +68,7 @@ class Args:
     learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps per environment in an iteration; metrics are logged once in each
+    num_steps: int = 200  # steps per environment in each iteration; metrics are logged after each
     gamma: float = 0.99  # discount factor
     buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
@@ -105,8 +105,6 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one iteration ({steps})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
-        if min(self.hidden_sizes, default=1) < 1:
-            raise ValueError("--hidden-sizes must be at least 1")
 
 
 def parse_args() -> Args:
@@ -128,7 +126,7 @@ def parse_args() -> Args:
     if flags[:1] == ["mujoco"]:
         flags, default = flags[1:], mujoco
     default = args_to_resume() or default  # with --resume, the run's arguments are the defaults
-    about = "Put mujoco before the flags for MuJoCo, with the settings of Haarnoja et al. 2018."
+    about = "Put mujoco before the flags to use the MuJoCo settings of Haarnoja et al. 2018."
     parse = partial(tyro.cli, Args, args=flags, default=default, description=about)
     _, unknown = parse(return_unknown_args=True)
     if unknown and not unknown[0].startswith("-"):
@@ -246,8 +244,8 @@ class EnvWrapper(gymnasium.Wrapper):
 
 def to_bounds(action, low, high):
     """Map actions from [-1, 1] to [low, high] and clip them, in the dtype of the bounds."""
-    half_range = high / 2 - low / 2  # high - low could overflow
-    return (low / 2 + high / 2 + half_range * action).clip(low, high).astype(low.dtype)
+    action = (high + low) / 2 + (high - low) / 2 * action
+    return action.clip(low, high).astype(low.dtype)
 
 
 # === Agent ======================================================================================
@@ -317,8 +315,8 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> 
     agent = Agent(obs_shape, args.hidden_sizes, action_dim, nnx.Rngs(key))
     # A copy of the arrays, because jax.jit cannot donate the same buffer twice.
     target_critics = nnx.clone(agent.critics, arrays=True)
-    # flatten joins all parameters in one vector: updates of small networks take 20% less time.
-    # scale_by_adam does not apply the learning rate; scale_by_rate() does.
+    # optax.flatten joins all parameters into one vector, so updates of small networks take 20% less
+    # time. scale_by_adam does not apply the learning rate; scale_by_rate() does.
     rate = optax.GradientTransformationExtraArgs(optax.init_empty_state, scale_by_rate)
     tx = optax.chain(optax.flatten(optax.scale_by_adam()), rate)
     return TrainState(agent, target_critics, nnx.Optimizer(agent, tx, wrt=nnx.Param))
@@ -377,7 +375,7 @@ class Replay:
         return updates_after(self.num_added, self.args) - before
 
     def state_dict(self) -> dict:
-        """The transitions so far, or none with --no-save-replay."""
+        """The stored transitions; empty with --no-save-replay."""
         num_added = self.num_added if self.args.save_replay else 0
         transitions = Transition(*(x[:num_added] for x in self.transitions))
         return {"num_added": num_added, "transitions": transitions}
@@ -407,8 +405,8 @@ def draw_action(mean, log_std, noise):
     """Sample from a Gaussian and apply tanh. Return action (B, action_dim) and logprob (B,)."""
     x = mean + jnp.exp(log_std) * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
-    # This is log(1 - tanh(x)**2), the log of tanh's slope, but never log(0), even for x > 9.
-    # SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
+    # This is log(1 - tanh(x)**2), the log of the slope of tanh, in a form that avoids log(0) for
+    # x > 9. SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
     log_slope = 2 * (math.log(2) - x - nnx.softplus(-2 * x))
     return jnp.tanh(x), (logprob - log_slope).sum(-1)
 
@@ -496,7 +494,7 @@ def episode_statistics(returns: list[float], lengths: list[float]) -> dict[str, 
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # "high" and "medium" both allow TF32 on a GPU. So does JAX's default.
+    # "high" and "medium" are the same here: JAX's default, which allows TF32 on a GPU.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     if args.vectorization == "async":
@@ -537,7 +535,7 @@ def train(args: Args) -> None:
         # Seeding a generator for each iteration keeps generators out of the checkpoint.
         rng = np.random.default_rng([args.seed, iteration])
         returns, lengths, num_updates = [], [], 0
-        # Sums on the device. Keeping and fetching the losses of each update would take 20%
+        # Sum the losses on the device: storing and fetching them for each update would take 20%
         # more time.
         names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # as in sac_loss
         losses = {f"losses/{name}": jnp.zeros(()) for name in names}
@@ -602,7 +600,7 @@ def load_checkpoint(folder: str | Path, like: Checkpoint) -> Checkpoint:
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """Load a trained policy: policy(obs) returns the squashed mean action for each observation.
 
-    obs (N, *obs_shape) and the actions are NumPy arrays. All actions are inside the bounds of the
+    obs (N, *obs_shape) and the actions are NumPy arrays. All actions are within the bounds of the
     action space. policy(obs, sample=True) samples the actions instead, as in training.
     """
     info, args = load_info(folder)
@@ -690,7 +688,8 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
+        text = f"Writing to {self.dir}. Ctrl-C saves and stops after the current iteration."
+        print(text, flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -728,11 +727,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
@@ -745,7 +743,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
+        """Record how the run ended. Exit if it stopped, or diverged in iteration `diverged_in`."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -757,7 +755,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
+            sys.exit(f"{text} Iterations saved to {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals

@@ -68,7 +68,7 @@ class Args:
     learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps per environment in an iteration; metrics are logged once in each
+    num_steps: int = 200  # steps per environment in each iteration; metrics are logged after each
     gamma: float = 0.99  # discount factor
     buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
@@ -105,8 +105,6 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one iteration ({steps})")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
-        if min(self.hidden_sizes, default=1) < 1:
-            raise ValueError("--hidden-sizes must be at least 1")
 
 
 def parse_args() -> Args:
@@ -128,7 +126,7 @@ def parse_args() -> Args:
     if flags[:1] == ["mujoco"]:
         flags, default = flags[1:], mujoco
     default = args_to_resume() or default  # with --resume, the run's arguments are the defaults
-    about = "Put mujoco before the flags for MuJoCo, with the settings of Haarnoja et al. 2018."
+    about = "Put mujoco before the flags to use the MuJoCo settings of Haarnoja et al. 2018."
     parse = partial(tyro.cli, Args, args=flags, default=default, description=about)
     _, unknown = parse(return_unknown_args=True)
     if unknown and not unknown[0].startswith("-"):
@@ -246,8 +244,8 @@ class EnvWrapper(gymnasium.Wrapper):
 
 def to_bounds(action, low, high):
     """Map actions from [-1, 1] to [low, high] and clip them, in the dtype of the bounds."""
-    half_range = high / 2 - low / 2  # high - low could overflow
-    return (low / 2 + high / 2 + half_range * action).clip(low, high).astype(low.dtype)
+    action = (high + low) / 2 + (high - low) / 2 * action
+    return action.clip(low, high).astype(low.dtype)
 
 
 # === Agent ======================================================================================
@@ -304,7 +302,7 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), implemented here so that it compiles together with the loss.
 
-    All P parameters form one vector, which takes fewer kernels and less compile time.
+    The gradient and the moments are vectors (P,), which takes fewer kernels and less compile time.
     """
 
     count: torch.Tensor
@@ -320,7 +318,7 @@ class Adam(nn.Module):
         self.register_buffer("square", torch.zeros(num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Update the parameters in place, given their gradient (P,)."""
+        """Update all P parameters in place, given their gradient (P,)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -387,7 +385,7 @@ class Replay:
         return updates_after(self.num_added, self.args) - before
 
     def state_dict(self) -> dict:
-        """The transitions so far, or none with --no-save-replay."""
+        """The stored transitions; empty with --no-save-replay."""
         num_added = self.num_added if self.args.save_replay else 0
         # Save only the part in use. Without clone, torch.save would write the whole buffer.
         transitions = Transition(*(x[:num_added].clone() for x in self.transitions))
@@ -418,8 +416,8 @@ def draw_action(mean, log_std, noise):
     """Sample from a Gaussian and apply tanh. Return action (B, action_dim) and logprob (B,)."""
     x = mean + log_std.exp() * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
-    # This is log(1 - tanh(x)**2), the log of tanh's slope, but never log(0), even for x > 9.
-    # SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
+    # This is log(1 - tanh(x)**2), the log of the slope of tanh, in a form that avoids log(0) for
+    # x > 9. SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
     log_slope = 2 * (math.log(2) - x - F.softplus(-2 * x))
     return x.tanh(), (logprob - log_slope).sum(-1)
 
@@ -565,6 +563,9 @@ def episode_statistics(returns: list[float], lengths: list[float]) -> dict[str, 
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
+    # For small networks, one thread is usually faster than PyTorch's default of one per core.
+    if max(args.hidden_sizes, default=0) < 128 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.vectorization == "async":
@@ -595,11 +596,12 @@ def train(args: Args) -> None:
     obs = env.reset(iteration)
     packages = ["torch", "gymnasium", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    log = RunLog(args, iteration, packages, device=device_name, **spaces)
+    num_threads = torch.get_num_threads()
+    log = RunLog(args, iteration, packages, device=device_name, num_threads=num_threads, **spaces)
 
-    # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     torch.compiler.reset()  # graphs from an earlier train() would count toward the recompile limit
     trained = (agent, target_critics, optimizer)
+    # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     update_fn = compile_graph(partial(update, *trained, args), device)
     if device.type == "cuda":
         update_fn = capture(update_fn, [y for x in trained for y in x.state_dict().values()])
@@ -692,7 +694,7 @@ def set_rng_state(states: dict[str, torch.Tensor]) -> None:
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """Load a trained policy: policy(obs) returns the squashed mean action for each observation.
 
-    obs (N, *obs_shape) and the actions are NumPy arrays. All actions are inside the bounds of the
+    obs (N, *obs_shape) and the actions are NumPy arrays. All actions are within the bounds of the
     action space. policy(obs, sample=True) samples the actions instead, as in training.
     """
     info, args = load_info(folder)
@@ -778,7 +780,8 @@ class RunLog:
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. Ctrl-C saves and stops after this iteration.", flush=True)
+        text = f"Writing to {self.dir}. Ctrl-C saves and stops after the current iteration."
+        print(text, flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -816,11 +819,10 @@ class RunLog:
             self.close(diverged_in=iteration + 1)
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points per curve."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
-            for name, x in row.items():
-                if x is not None and "/" in name:
-                    self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
 
     def must_save(self, iteration: int) -> bool:
         is_due = iteration % (self.args.save_every or math.ceil(self.args.num_iterations / 10)) == 0
@@ -833,7 +835,7 @@ class RunLog:
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
     def close(self, diverged_in: int = 0) -> None:
-        """Record how the run ended. Exit if it was stopped or diverged (in that iteration)."""
+        """Record how the run ended. Exit if it stopped, or diverged in iteration `diverged_in`."""
         is_complete = self.info["iteration"] >= self.args.num_iterations
         status = "completed" if is_complete else "stopped"
         self.update_info(status="diverged" if diverged_in else status, ended=time.time())
@@ -845,7 +847,7 @@ class RunLog:
                 self.wandb.finish()
         if diverged_in:
             text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Last checkpoint: iteration {self.info['iteration']}, in {self.dir}")
+            sys.exit(f"{text} Iterations saved to {self.dir}: {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals

@@ -115,7 +115,7 @@ SHARED = {
     ],
     "Act": [scripts("dqn", "plain", "torch"), scripts("sac", "torch")],
     "Storage": [
-        IN_TORCH,
+        but(IN_TORCH, "ppo_torch_vmap"),
         IN_JAX,
         RNN_IN_JAX,
         CONTINUOUS_IN_JAX,

@@ -193,6 +193,13 @@ def test_a_machine_is_listed_once_per_set_of_versions(tmp_path):
     assert len(tables.machine_table(load(tmp_path).runs).cells) == 3
 
 
+def test_the_report_states_the_threads_of_pytorch():
+    runs = grid({LINEN: (9.0, 1.0), TORCH: (9.0, 2.0)}, repeats=2)
+    assert tables.threads(runs) == ""
+    runs["num_threads"] = [np.nan, np.nan, 2, 1]
+    assert tables.threads(runs) == "PyTorch threads: ppo_torch 1, 2. JAX uses all cores."
+
+
 @pytest.fixture(scope="module")
 def two_platforms(tmp_path_factory):
     folder = tmp_path_factory.mktemp("platforms")

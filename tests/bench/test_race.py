@@ -220,6 +220,15 @@ def test_a_long_name_does_not_wrap_the_table(capsys):
     assert "ms/iteration" in lines[1] and "2.000 to 2.000" in lines[4]
 
 
+def test_a_race_states_the_cpus_and_the_threads_of_pytorch():
+    found = synthetic_race([1.0] * 12, [2.0] * 12)
+    found.info["programs"] = ["linen", "torch"]
+    found.info.update(args={"cores": ""}, num_threads=[None, None])
+    assert race_module.threads_of(found) == "CPUs: all."
+    found.info.update(args={"cores": "0,1"}, num_threads=[None, 1])
+    assert race_module.threads_of(found) == "CPUs: 0,1. PyTorch threads: torch 1."
+
+
 def command_of(text, *flags):
     program = race_module.read_program(text, 0, flags, Path("folder"))
     return " ".join(program.command[1:])

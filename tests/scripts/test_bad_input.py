@@ -32,9 +32,7 @@ BAD = [
     ("ppo_torch", "--update-epochs 0", "--update-epochs must be at least 1"),
     ("ppo_linen", "--env-id Pendulum-v1", "use more/ppo_continuous_linen.py"),
     ("ppo_rnn_linen", "--num-minibatches 64", "--num-minibatches must divide --num-envs"),
-    ("ppo_rnn_torch", "--hidden-sizes", "--hidden-sizes must be at least 1, and not empty"),
     ("ppo_linen_vmap", "--num-agents 0", "--num-agents must be at least 1"),
-    ("ppo_linen_vmap", "--seed 4294967295", "--seed"),
     (CONTINUOUS, "--env-id CartPole-v1", "use ppo_linen.py"),
     (CONTINUOUS, "--env-id Unbounded-v0", "bounds"),
     (CONTINUOUS_GYMNASIUM, "--env-id CartPole-v1", "use more/ppo_linen_gymnasium.py"),
@@ -81,9 +79,6 @@ def test_counts_are_at_least_1(name):
         said = rf"--{count.replace('_', '-')} must be at least (1|one)"
         with pytest.raises(ValueError, match=said):
             script.Args(**{count: 0})
-    for sizes in [x.name for x in fields(script.Args) if type(x.default) is tuple]:
-        with pytest.raises(ValueError, match=f"--{sizes.replace('_', '-')} must be at least 1"):
-            script.Args(**{sizes: (8, 0)})
 
 
 @pytest.mark.parametrize("name", stand_ins("Arguments", PPO_SCRIPTS))

@@ -49,12 +49,44 @@ import ppo_linen_sharded
 import ppo_nnx_sharded
 import ppo_nnx_tree
 import ppo_torch
+from analysis.catalog import SCRIPTS
 
 SHARDED, NNX, DDP = "ppo_linen_sharded", "ppo_nnx_sharded", "ppo_torch_ddp"
+OWN_THREADS = ("ppo_torch_vmap", "ppo_cnn_torch_gymnasium", "ppo_cnn_torch_compile_gymnasium")
+ONE_THREAD = [x for x in SCRIPTS if "torch" in x and x not in OWN_THREADS]
 # Runs have 4 environments, 32 steps, 2 epochs and 2 minibatches. A high learning rate amplifies
 # errors.
 FLAGS = ["--learning-rate", "1e-2", "--matmul-precision", "highest"]
 COLLECTIVE = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+
+
+class Reached(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("units", "variables", "expected"),
+    [
+        (64, {}, [1]),
+        (128, {}, []),
+        (64, {"OMP_NUM_THREADS": "2"}, []),
+    ],
+)
+@pytest.mark.parametrize("name", ONE_THREAD)
+def test_small_networks_use_one_thread(name, units, variables, expected, monkeypatch):
+    def reached(_):
+        raise Reached
+
+    script = importlib.import_module(name)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", reached)  # comes right after
+    with pytest.raises(Reached):
+        script.train(script.Args(hidden_sizes=(8, units)))
+    assert set_to == expected
 
 
 def start(devices, name, *words, **variables):
@@ -476,3 +508,5 @@ def test_the_number_of_devices_must_divide_the_batch(name, tmp_path, monkeypatch
     message = ", 2, must divide --num-envs and the minibatch size"
     assert message in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+    if name == DDP:
+        dist.destroy_process_group()

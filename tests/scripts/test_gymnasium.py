@@ -194,15 +194,6 @@ def test_nan_in_the_first_observation_of_an_episode_is_an_error(name):
         env.step(zero_action(name))  # the last step of the episode
 
 
-@pytest.mark.parametrize("name", stand_ins("Environment", CONTINUOUS_IN_GYMNASIUM))
-def test_the_widest_bounds(name):
-    """The distance between the bounds is infinite in float32."""
-    widest = np.finfo(np.float32).max
-    bounds = np.array([-widest]), np.array([widest])
-    found = importlib.import_module(name).to_bounds(np.array([[-1.0], [0.5], [1.0]], "f"), *bounds)
-    np.testing.assert_array_equal(found, np.array([[-widest], [widest / 2], [widest]]))
-
-
 def test_options_are_none_in_every_reset():
     env, obs = make("NeedsNoOptions-v0", 2, "sync")
     assert (obs == 1).all()

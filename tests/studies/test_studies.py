@@ -36,6 +36,7 @@ from studies.limits import study as limits
 from studies.minatar import study as minatar
 from studies.simulators import steps as robot_steps
 from studies.simulators import study as simulators
+from studies.threads import study as threads
 from studies.vectorization import step
 from studies.vectorization.others import OtherVecEnv
 
@@ -364,3 +365,18 @@ def test_the_gain_from_two_devices_and_the_estimate_for_two_gpus(tmp_path):
     reduce = 20e-6 + estimate["bytes"] / 100e9
     np.testing.assert_allclose(estimate["least"], 2e6 * reduce)
     assert estimate["step"]["3 x 256"] == pytest.approx(5.5e6 * 0.8 / 80)
+
+
+def test_one_thread_beside_two(tmp_path):
+    path = tmp_path / "races.jsonl"
+    listed_race(path, "torch", **{threads.ONE: 2.0, threads.TWO: 1.0, "Linen": 0.5})
+    listed_race(path, "jax", **{threads.WITHOUT: 1.0, threads.WITH: 4.0})
+    (tmp_path / "busy").mkdir()
+    listed_race(tmp_path / "busy/races.jsonl", "torch", **{threads.ONE: 1.0, threads.TWO: 3.0})
+    [row] = threads.torch_table(path).cells.to_dict("records")
+    ratios = list(row.values())
+    assert ratios == ["torch", "5,500", "2.00× [2.00, 2.00]", "0.333× [0.333, 0.333]"]
+    [row] = threads.linen_table(path).cells.to_dict("records")
+    assert list(row.values()) == ["torch", "4.00× [4.00, 4.00]", "2.00× [2.00, 2.00]"]
+    [row] = threads.jax_table(path).cells.to_dict("records")
+    assert list(row.values()) == ["jax", "22,000", "0.250× [0.250, 0.250]"]
