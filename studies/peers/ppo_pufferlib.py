@@ -20,7 +20,7 @@
 
     uv run studies/peers/ppo_pufferlib.py --env-id CartPole-v1 --seed 1
     uv run studies/peers/ppo_pufferlib.py --env-source c
-    ./benchmark.sh peers
+    python race.py --study studies/peers
 
 pufferlib-core is a fork of PufferLib 3 by Metta AI, without its environments. PufferLib 3 needs
 downloads to build, and PufferLib 4 needs CUDA. With --env-source c, the environments are those of

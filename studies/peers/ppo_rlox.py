@@ -13,7 +13,7 @@
 """Train rlox's PPO, set up as in its documentation, with our hyperparameters.
 
     uv run studies/peers/ppo_rlox.py --env-id CartPole-v1 --seed 1
-    ./benchmark.sh peers
+    python race.py --study studies/peers
 
 CartPole-v1 and GAE are written in Rust, the policy and the update in PyTorch. The class HybridPPO
 also runs the policy in Rust during rollouts, but in version 1.2.0 it does not learn CartPole-v1.
