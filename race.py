@@ -297,9 +297,8 @@ def follow(
 
 def torch_threads(runner: Runner) -> int | None:
     """Return the number of PyTorch threads of a script; None for JAX and other programs."""
-    if runner.file is None or runner.file.name != "metrics.jsonl":
-        return None
-    return json.loads(runner.file.with_name("run.json").read_text()).get("num_threads")
+    info = runner.folder / str(runner.number) / "run.json"
+    return json.loads(info.read_text()).get("num_threads") if info.exists() else None
 
 
 def threads_of(race: Race) -> str:
