@@ -10,7 +10,10 @@ from analysis.stats import Interval
 from analysis.tables import multiple, table_of, text, value
 
 LINEN = "Linen"
-TABLES = {"PPO": ("PPO", "PPO beside LeanRL"), "SAC": ("SAC",)}  # table -> names of races
+TABLES = {  # table -> names of races
+    "PPO": ("PPO", "PPO beside LeanRL", "PPO beside rlox and RLtools"),
+    "SAC": ("SAC",),
+}
 OURS = (LINEN, "compiled PyTorch", "PyTorch")
 
 

@@ -57,10 +57,12 @@ def parse_args(script: str, **extra: tuple[Any, str]) -> argparse.Namespace:
     parser.add_argument("--total-timesteps", type=int, default=100 * BATCH_SIZE)
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--run-name")
+    parser.add_argument("--save-every", help="ignored, because there are no checkpoints")
     for name, (usual, meaning) in extra.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=type(usual), default=usual, help=meaning)
     args = parser.parse_args()
+    del args.save_every
     args.run_name = args.run_name or f"{args.env_id}__{script}__{args.seed}__{time.time():.0f}"
     if args.total_timesteps < BATCH_SIZE:
         parser.error(f"--total-timesteps must be at least one batch ({BATCH_SIZE} steps)")

@@ -13,6 +13,7 @@ from analysis.tables import multiple, span, table_of, text, value
 LINEN, LIBRARY = "ppo_linen", "sb3"
 PEERS = ("purejaxrl", "rejax", "jaxnasium", "sbx", "skrl_jax")  # JAX first, then PyTorch
 PEERS += ("cleanrl", "skrl_torch", "torchrl", "sb3")
+RACES = ("CartPole-v1", "Rust and C")
 HUES = {"sb3": "#8C564B", "sbx": "#7F7F00"}
 
 
@@ -58,7 +59,8 @@ def update(source: Path, out: Path) -> None:
     scripts = experiment.runs.drop_duplicates("mode").set_index("mode").loc[order(experiment)]
     [plot] = report.answer_bars(experiment, figures.styles(scripts.reset_index(), HUES))
     (out / "answer.png").write_bytes(figures.png(plot.figure))
-    race = tables.race_table(source / "races.jsonl", "CartPole-v1").frame
+    frames = [tables.race_table(source / "races.jsonl", name).frame for name in RACES]
+    race = pd.concat(frames).drop_duplicates("program")
     ours = [x for x in race["program"] if x in MODES]
     label = f"time per iteration / {LINEN} time"
     figure = figures.ratios({"PPO in CartPole-v1": race}, ours, label)

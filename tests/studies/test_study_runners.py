@@ -1,5 +1,6 @@
 """Programs that studies run: agents side by side, the evaluation in Doors, and other libraries."""
 
+import ctypes
 import importlib
 import json
 import os
@@ -12,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 import dqn
+import gymnasium
 import numpy as np
 import pandas as pd
 import psutil
@@ -170,10 +172,16 @@ def test_evaluation_during_training_uses_the_network_that_is_saved(name, tmp_pat
 
 
 # === Other libraries ============================================================================
-# A dummy library that calls the callbacks in the same order as Stable-Baselines3.
+# A dummy library that calls the callbacks in the same order as Stable-Baselines3 and rlox, and that
+# PuffeRL's loop can call.
 LIBRARY = """
 import json, os, sys
 from types import ModuleType, SimpleNamespace
+
+
+def record(settings):
+    with open(os.environ["CALLED_WITH"], "w") as file:
+        json.dump(settings, file)
 
 
 class BaseCallback:
@@ -184,8 +192,7 @@ class PPO:
     def __init__(self, policy, envs, **settings):
         for name in ("activation_fn", "features_extractor_class"):
             settings["policy_kwargs"].pop(name, None)
-        with open(os.environ["CALLED_WITH"], "w") as file:
-            json.dump(settings, file)
+        record(settings)
 
     def learn(self, steps, callback=None, log_interval=100):
         if callback is None:
@@ -199,14 +206,52 @@ class PPO:
         callback._on_training_end()
 
 
+class Trainer:
+    def __init__(self, algorithm, env, seed, callbacks, config):
+        record(config)
+        self.callbacks = callbacks
+        self.collector = SimpleNamespace(episode_rewards=[])
+
+    def train(self, steps):
+        for _ in range(steps // (32 * 256)):
+            self.collector.episode_rewards += [10.0, 30.0]
+            self.callbacks[0].on_step(algo=self, step=0)
+
+
+class PuffeRL:
+    def __init__(self, config, envs, policy):
+        record(config)
+        self.stats = {}
+        self.utilization = SimpleNamespace(stop=lambda: None)
+
+    def evaluate(self):
+        self.stats["episode_return"] = [10.0, 30.0]
+        return self.stats
+
+    def train(self):
+        self.stats["episode_return"] = 20.0
+
+
+def make_puffer_envs(*args, **settings):
+    spaces = SimpleNamespace(shape=(4,)), SimpleNamespace(n=2)
+    return SimpleNamespace(single_observation_space=spaces[0], single_action_space=spaces[1],
+                           close=lambda: None)
+
+
 for name in ("sbx", "sb3_contrib", "stable_baselines3", *("stable_baselines3.common" + x for x in
-             ("", ".utils", ".callbacks", ".env_util", ".torch_layers", ".vec_env"))):
+             ("", ".utils", ".callbacks", ".env_util", ".torch_layers", ".vec_env")),
+             "rlox", "rlox.callbacks", "pufferlib", *("pufferlib." + x for x in
+             ("emulation", "vector", "pufferl", "pytorch"))):
     sys.modules[name] = module = ModuleType(name)
     module.PPO = module.RecurrentPPO = PPO
     module.BaseCallback, module.BaseFeaturesExtractor = BaseCallback, object
     module.make_vec_env = module.make_atari_env = lambda *args, **flags: None
     module.VecFrameStack = lambda envs, n_stack: None
     module.LinearSchedule = lambda *args: args
+    module.Trainer, module.Callback = Trainer, object
+    module.PufferEnv, module.Serial, module.PuffeRL = object, None, PuffeRL
+    module.make, module.layer_init = make_puffer_envs, lambda layer, std=1: layer
+sys.modules["pufferlib"].vector = sys.modules["pufferlib.vector"]
 """
 
 
@@ -229,7 +274,7 @@ def call_library(file, tmp_path, *words):
 def run_peer(file, tmp_path, *flags):
     """Train with the dummy library. Return the loaded run and the settings the library received."""
     words = ["--runs-dir", str(tmp_path / "runs"), "--run-name", "one", "--seed", "7", *flags]
-    words += ["--total-timesteps", str(3 * 8192 + 1)]
+    words += ["--total-timesteps", str(3 * 8192 + 1), "--save-every", "1000000000"]
     called = call_library(file, tmp_path, *words)
     return load(tmp_path / "runs"), called
 
@@ -261,6 +306,67 @@ def test_runs_of_other_libraries_use_and_record_the_same_settings(name, tmp_path
         assert policy["lstm_hidden_size"] == 9 and policy["features_extractor_kwargs"]["size"] == 8
     else:
         assert policy["net_arch"] == {"pi": [8], "vf": [8]}
+
+
+# Arguments of the scripts -> arguments of rlox and of PuffeRL, if the names differ.
+RLOX = {"num_envs": "n_envs", "num_steps": "n_steps", "update_epochs": "n_epochs"}
+RLOX |= {"clip_coef": "clip_eps", "norm_adv": "normalize_advantages", "clip_vloss": "clip_vloss"}
+PUFFERLIB = {"num_steps": "bptt_horizon", "clip_coef": "clip_coef", "adam_eps": "adam_eps"}
+PUFFERLIB |= {"update_epochs": "update_epochs"}
+SAME = ("learning_rate", "anneal_lr", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")
+
+
+@pytest.mark.parametrize("name, names", [("rlox", RLOX), ("pufferlib", PUFFERLIB)])
+def test_runs_of_rlox_and_pufferlib_use_and_record_the_same_settings(name, names, tmp_path):
+    found, called = run_peer(ROOT / f"studies/peers/ppo_{name}.py", tmp_path)
+    args = ppo_torch.Args(run_name="usual", hidden_sizes=(64, 64))
+    expected = {x: y for x, y in asdict(args).items() if x not in NOT_SETTINGS}
+    [run] = found.runs.to_dict("records")
+    assert json.loads(run["settings"]) == json.loads(json.dumps(expected))
+    assert (run["mode"], run["num_iterations"], run["final_return"]) == (name, 3, 20)
+    assert list(found.iterations["charts/episodes"]) == [2, 2, 2]
+    for ours in (*names, *SAME):
+        assert called[names.get(ours, ours)] == expected[ours], ours
+    assert args.minibatch_size in (called["batch_size"], called.get("minibatch_size"))
+
+
+def test_cartpole_in_c_is_the_one_in_gymnasium(tmp_path):
+    """Each step equals a step of Gymnasium's CartPole from the same state."""
+    library = tmp_path / "cartpole.so"
+    source = ROOT / "studies/peers/cartpole.c"
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library, "-lm"], check=True)
+    step = ctypes.CDLL(library).step
+    n = 8
+    envs, seed = np.zeros((n, 5)), np.array([1, 2, 3], np.uint16)
+    envs[0, 4] = 499 - 60  # the steps so far; this episode is truncated if it does not end sooner
+    actions, obs = np.zeros(n, np.int32), np.zeros((n, 4), np.float32)
+    rewards, lengths = np.zeros(n, np.float32), np.zeros(n, np.int32)
+    terminals, truncations = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
+    buffers = (envs, seed, actions, obs, rewards, terminals, truncations, lengths)
+    pointers = [ctypes.c_void_p(x.ctypes.data) for x in buffers]
+    alone: Any = gymnasium.make("CartPole-v1").unwrapped
+    rng, ends = np.random.default_rng(1), {"terminated": 0, "truncated": 0}
+    for _ in range(300):
+        before = envs.copy()
+        actions[:] = rng.integers(0, 2, n)
+        # Keep the pole of the first environment upright.
+        actions[0] = before[0, 2] + before[0, 3] > 0
+        ended = step(n, *pointers)
+        assert ended == (terminals | truncations).sum()
+        for i in range(n):
+            alone.reset()
+            alone.state = before[i, :4]
+            expected, _, terminated, _, _ = alone.step(int(actions[i]))
+            truncated = before[i, 4] == 499 and not terminated
+            assert (terminals[i], truncations[i], rewards[i]) == (terminated, truncated, 1)
+            ends["terminated"] += terminated
+            ends["truncated"] += truncated
+            if terminated or truncated:
+                assert (abs(obs[i]) <= 0.05).all() and envs[i, 4] == 0
+                assert before[i, 4] + 1 in lengths[:ended]
+            else:
+                np.testing.assert_allclose(obs[i], expected, atol=1e-6)
+    assert ends["terminated"] > 20 and ends["truncated"] > 0
 
 
 # A mock of a training script in CleanRL.
