@@ -118,6 +118,15 @@ def test_the_replay_keeps_the_shape_of_observations(name):
     np.testing.assert_array_equal(batch[4], next_obs[batch[1]], strict=True)
 
 
+@pytest.mark.parametrize("name", [x for x in REPLAYS if "torch" in x])
+def test_a_saved_replay_contains_only_the_part_in_use(name):
+    """torch.save writes the entire storage of a tensor, even if the tensor is a slice of it."""
+    replay = Replay(name, "--num-envs 10 --buffer-size 40")
+    replay.add(steps(0))
+    for saved in replay.replay.state_dict()["transitions"].values():
+        assert saved.untyped_storage().nbytes() == saved.nbytes
+
+
 @EACH_REPLAY
 @pytest.mark.parametrize(
     ("num_envs", "train_frequency", "learning_starts"),

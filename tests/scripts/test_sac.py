@@ -873,6 +873,18 @@ def test_a_resumed_full_replay_buffer_overwrites_the_oldest_transition(name):
     assert np.ravel(replay.transitions.obs).tolist() == [3, 4, 2]
 
 
+@pytest.mark.parametrize("name", [x for x in stand_ins("Replay", SAC_SCRIPTS) if "torch" in x])
+def test_a_saved_replay_contains_only_the_part_in_use(name):
+    """torch.save writes the entire storage of a tensor, even if the tensor is a slice of it."""
+    script = importlib.import_module(name)
+    args = script.Args(num_envs=1, buffer_size=3)
+    replay = script.Replay(args, (1,), np.dtype(np.float32), 1, torch.device("cpu"))
+    x = np.ones((1, 1), np.float32)
+    replay.add(x, x, {"reward": x[0], "terminated": x[0] > 9, "next_obs": x})
+    for saved in replay.state_dict()["transitions"].values():
+        assert saved.untyped_storage().nbytes() == saved.nbytes
+
+
 # === Gymnasium ==================================================================================
 @pytest.mark.parametrize("name", stand_ins("Environment", IN_GYMNASIUM))
 def test_a_resumed_run_starts_new_episodes(name):

@@ -154,6 +154,16 @@ def test_every_agent_has_a_run_folder(whole_run):
         assert row["global_step"] == AGENTS * 128 * (i + 1)
 
 
+def test_the_means_of_a_run_exclude_agents_that_have_diverged():
+    script: Any = importlib.import_module("ppo_torch_vmap")
+    logged = []
+    agent = SimpleNamespace(write=lambda *args: None)
+    run = SimpleNamespace(write=lambda iteration, row, *times: logged.append(row))
+    log = SimpleNamespace(agents={0: agent, 2: agent}, run=run)  # without agent 1
+    script.RunLogs.write(log, 5, {"charts/episodic_return": [1.0, 10.0, 2.0]}, 0.0)
+    assert logged == [{"charts/episodic_return": 1.5}]
+
+
 def test_evaluate_and_the_report_include_all_agents(whole_run, tmp_path, monkeypatch, capsys):
     folder = shutil.copytree(whole_run("ppo_linen_vmap").folder, tmp_path / "program")
     monkeypatch.setattr(sys, "argv", ["evaluate.py", str(folder), "--episodes", "4"])
