@@ -26,7 +26,7 @@ esac
 """
 TOOLS = "bash cat cksum cp cut dirname du find flock grep mkdir readlink uname"
 SOURCE = "set -euo pipefail; source ./setup.sh; command -v python"
-LOCKED = "--constraint requirements-lock.txt --requirement"
+LOCKED = "--no-compile --constraint requirements-lock.txt --requirement"
 
 
 @pytest.fixture
