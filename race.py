@@ -291,7 +291,7 @@ def follow(
         print()  # rich does not end the last line
     if race.turns:
         print("\n".join(race.sentences(args.within)))
-        print(threads_of(race))
+        print(threads_of(race, args.cores))
     return [reason_of(x) for x in interleaved.runners if x.failure] + failures
 
 
@@ -301,9 +301,9 @@ def torch_threads(runner: Runner) -> int | None:
     return json.loads(info.read_text()).get("num_threads") if info.exists() else None
 
 
-def threads_of(race: Race) -> str:
+def threads_of(race: Race, cores: str) -> str:
     """Return a sentence about the CPUs of the race and the number of PyTorch threads."""
-    sentences = [f"CPUs: {race.info['args']['cores'] or 'all'}."]
+    sentences = [f"CPUs: {cores or 'all'}."]
     known = zip(race.names(), race.info["num_threads"], strict=True)
     threads = [f"{name} {count}" for name, count in known if count]
     if threads:
