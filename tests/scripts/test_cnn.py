@@ -629,7 +629,7 @@ def test_load_policy_takes_raw_images_and_uses_the_weights_of_the_checkpoint(nam
         ("ImageFirst-v0", "--channels-first"),
     ],
 )
-@pytest.mark.parametrize("name", [linen.__name__, nnx.__name__, pytorch.__name__])
+@pytest.mark.parametrize("name", [linen.__name__, pytorch.__name__])
 def test_other_layouts_train(name, env_id, flags, tmp_path):
     words = f"--env-id {env_id} {flags} {images.SMALL_CONVS}".split()
     folder = train(name, tmp_path, "run", *words, iterations=1)

@@ -309,6 +309,8 @@ def test_matmul_precision_means_the_same_in_all_scripts(name, tmp_path, monkeypa
     for precision, jax_has in names:
         with pytest.raises(InterruptedError):
             script.train(script.Args(matmul_precision=precision))
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
         has = jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
         assert has == jax_has or name in IN_NUMPY
         assert "torch" not in name or torch.get_float32_matmul_precision() == precision
