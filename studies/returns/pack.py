@@ -4,6 +4,7 @@
 
 Runs that were already evaluated are skipped. The tables keep the runs of earlier calls, so each
 machine can add its runs. Of the iterations, only the columns that the study needs are kept.
+Durations are removed, because other programs may have used the machine during the runs.
 """
 
 import json
@@ -13,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from analysis.runs import Data, load, merge, save
+from analysis.schema import RUNS
 
 HERE = Path(__file__).parent
+DURATIONS = [x.name for x in RUNS if x.kind == "seconds"]
 COLUMNS = ["run", "iteration", "global_step", "charts/episodes", "charts/episodic_return"]
 BATCH = 20  # runs per call to evaluate.py
 
@@ -53,6 +56,7 @@ def main() -> None:
     if (HERE / "runs.csv").exists():
         data = combine(load(HERE), data)
     runs = data.runs.assign(source="").sort_values("run", ignore_index=True)
+    runs[DURATIONS] = float("nan")
     iterations = data.iterations[COLUMNS].sort_values(["run", "iteration"], ignore_index=True)
     save(Data(runs, iterations, {}), HERE)
     print(f"{len(runs)} runs in {HERE}")

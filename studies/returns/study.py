@@ -17,7 +17,7 @@ from scipy.stats import binomtest, bootstrap, fisher_exact, trim_mean
 
 from analysis import figures
 from analysis.describe import running_return
-from analysis.formatting import interval, number
+from analysis.formatting import interval, join, number
 from analysis.measures import in_order
 from analysis.page import Table, Text
 from analysis.runs import load
@@ -26,21 +26,21 @@ from analysis.stats import LEAST_RUNS, Interval
 from analysis.tables import span, table_of, text
 
 HERE = Path(__file__).parent
-KINDS = {  # kind -> regular expression that selects its runs in ./benchmark.sh
-    "continuous": "continuous_",
-    "discrete": "__(linen|nnx_tree|equinox|torch|torch_compile)__",
-    "dqn": "dqn_",
-    "rnn": "rnn_",
-    "sac": "sac_",
-    "cnn": "cnn_",
+ALGORITHMS = {
+    "continuous": "PPO",
+    "discrete": "PPO",
+    "dqn": "DQN",
+    "rnn": "recurrent PPO",
+    "sac": "SAC",
+    "cnn": "PPO, images",
 }
-ALGORITHMS = {"continuous": "PPO", "discrete": "PPO", "dqn": "DQN", "sac": "SAC"}
 CHEETAH = "HalfCheetah-v5"
 HIGH = 1_800  # a return between the two modes of HalfCheetah
 EXTRA = 489  # iterations of the runs that only the comparison of lengths uses
 SAC_STEPS = 500_000  # SAC runs that are longer are also read at this step
 RESAMPLES = 10_000
 LINEN, TORCH = (f"ppo_continuous_{x}_gymnasium" for x in ("linen", "torch"))
+NAMES = {LINEN: "Linen", TORCH: "PyTorch"}
 # What the published returns are means of, and the column with our returns of the same kind.
 PROTOCOLS = {
     "training": ("last 100 training episodes", "return"),
@@ -51,9 +51,9 @@ PROTOCOLS = {
 
 # === Runs =======================================================================================
 def kind_of(mode: str) -> str:
-    """Return the key in KINDS for a script."""
+    """Return the key in ALGORITHMS for a script."""
     prefix = mode.removeprefix("ppo_").partition("_")[0]
-    return prefix if prefix in KINDS else "discrete"
+    return prefix if prefix in ALGORITHMS else "discrete"
 
 
 def read(source: Path) -> pd.DataFrame:
@@ -68,7 +68,7 @@ def read(source: Path) -> pd.DataFrame:
     curves = progress(data.iterations)
     early = curves[curves["global_step"] == SAC_STEPS].set_index("run")["return"]
     longer = longer.assign(steps=SAC_STEPS, greedy_return=np.nan)
-    longer["return"] = longer["run"].map(early)
+    longer["return"] = longer["run"].map(early).astype("float64")
     return pd.concat([runs, longer], ignore_index=True)
 
 
@@ -127,15 +127,16 @@ def with_sd(mean: float, sd: float) -> str:
 def returns_table(source: Path, kind: str) -> Table | Text:
     """Return one row per environment and script, or a sentence if there are no runs."""
     rows = []
-    for keys, runs in of_kind(read(source), kind).groupby(["env_id", "mode", "steps"], sort=False):
-        row = dict(zip(("env_id", "mode", "steps"), keys, strict=True))
+    keys = ["env_id", "mode", "steps"]
+    for _, runs in of_kind(read(source), kind).groupby(keys, sort=False):
+        row = runs[keys].iloc[0].to_dict()
         row |= {"seeds": len(runs), "mean": runs["return"].mean(), "sd": runs["return"].std()}
         row |= bootstrapped(iqm, runs["return"].to_numpy())._asdict()
         greedy = runs["greedy_return"].dropna().to_numpy()
         row["greedy"] = float(iqm(greedy)) if len(greedy) == len(runs) else np.nan
         rows.append(row)
     if not rows:
-        return Text(f"Not run yet: `./benchmark.sh returns --only '{KINDS[kind]}'`.")
+        return Text("Not run yet.")
     columns: dict[str, Any] = {
         "steps": lambda row: f"{row['steps']:,.0f}",
         "seeds": text("seeds"),
@@ -181,8 +182,10 @@ def frameworks_table(source: Path) -> Table:
     rows = []
     for env_id, here in runs.groupby("env_id", sort=False):
         linen, torch = (here.loc[here["mode"] == x, "return"].to_numpy() for x in (LINEN, TORCH))
-        row = {"env_id": env_id, "seeds": len(linen), "linen": iqm(linen), "torch": iqm(torch)}
-        rows.append(row | bootstrapped(iqm_difference, linen, torch)._asdict())
+        if len(linen) and len(torch):
+            row = {"env_id": env_id, "linen": iqm(linen), "torch": iqm(torch)}
+            row["seeds"] = f"{len(linen)} and {len(torch)}"
+            rows.append(row | bootstrapped(iqm_difference, linen, torch)._asdict())
     columns: dict[str, Any] = {
         "seeds": text("seeds"),
         "Linen": lambda row: number(row["linen"]),
@@ -196,20 +199,22 @@ def cheetah(source: Path) -> pd.DataFrame:
     """Return the PPO runs on HalfCheetah, of all lengths."""
     runs = read(source)
     runs = runs[(runs["env_id"] == CHEETAH) & (runs["kind"] == "continuous")]
-    return in_order(runs)
+    return in_order(runs.sort_values("num_iterations"))
 
 
 def modes_table(source: Path) -> Table:
     """Return how many HalfCheetah runs end above HIGH, by script and number of iterations."""
     rows = []
-    for (mode, length), runs in cheetah(source).groupby(["mode", "num_iterations"], sort=False):
+    keys = ["mode", "num_iterations"]
+    for _, runs in cheetah(source).groupby(keys, sort=False):
         count = int((runs["return"] > HIGH).sum())
-        row = {"mode": mode, "length": length, "count": count, "runs": len(runs)}
+        row = runs[keys].iloc[0].to_dict()
+        row |= {"count": count, "runs": len(runs)}
         low, high = binomtest(count, len(runs)).proportion_ci(method="wilson")
         row |= {"share": count / len(runs), "share_low": low, "share_high": high}
         rows.append(row | bootstrapped(iqm, runs["return"].to_numpy())._asdict())
     columns: dict[str, Any] = {
-        "iterations": lambda row: f"{row['length']:.0f}",
+        "iterations": lambda row: f"{row['num_iterations']:.0f}",
         "seeds": text("runs"),
         f"seeds above {HIGH:,}": text("count"),
         "proportion": lambda row: interval(row["share"], row["share_low"], row["share_high"]),
@@ -226,8 +231,8 @@ def modes_test(source: Path) -> Text:
         counts = pd.crosstab(here["num_iterations"], here["return"] > HIGH)
         counts = counts.reindex(columns=[False, True], fill_value=0)
         p_value = fisher_exact(counts.to_numpy()).pvalue
-        parts.append(f"p = {p_value:.2f} for `{mode}`")
-    return Text(f"Fisher's exact test between 488 and 489 iterations: {' and '.join(parts)}.")
+        parts.append(f"p = {p_value:.2f} in {NAMES[str(mode)]}")
+    return Text(f"Fisher's exact test between 488 and 489 iterations: {join(parts)}.")
 
 
 # === Figures ====================================================================================
@@ -246,7 +251,9 @@ def draw_curves(source: Path, kind: str) -> Figure:
         for run in runs[runs["env_id"] == panel].itertuples():
             curve = curves[curves["run"] == run.run]
             style = styles[str(run.mode)]
-            axes.plot(curve["global_step"] / 1e6, curve["return"], linewidth=0.8, alpha=0.7, **style)
+            axes.plot(
+                curve["global_step"] / 1e6, curve["return"], linewidth=0.8, alpha=0.7, **style
+            )
         for mean in published.loc[published["env_id"] == panel, "mean"]:
             axes.axhline(mean, color=figures.GREY, linestyle=":", linewidth=1.2)
     figure.supxlabel("million environment steps", fontsize=9)
@@ -267,14 +274,16 @@ def draw_modes(source: Path) -> Figure:
     """Plot the return of each HalfCheetah run as a dot, by script and number of iterations."""
     runs = cheetah(source)
     styles = figures.styles(runs.drop_duplicates("mode"))
-    groups = list(runs.groupby(["mode", "num_iterations"], sort=False))
+    groups = [x for _, x in runs.groupby(["mode", "num_iterations"], sort=False)]
     figure, (axes,) = figures.make_panels([""], 1, 0.9 + 0.4 * len(groups), figures.LONE)
-    for place, ((mode, _), group) in enumerate(groups):
+    names = []
+    for place, group in enumerate(groups):
+        mode, length = group[["mode", "num_iterations"]].iloc[0]
+        names.append(figures.short(f"{mode}, {length:.0f} iterations", 60))
         heights = place + np.linspace(-0.25, 0.25, len(group))  # in order of the seeds
         color = styles[str(mode)]["color"]
         axes.plot(group.sort_values("seed")["return"], heights, "o", color=color, markersize=4)
-    names = [f"{mode}, {length:.0f} iterations" for (mode, length), _ in groups]
-    axes.set_yticks(range(len(groups)), [figures.short(name, 60) for name in names])
+    axes.set_yticks(range(len(groups)), names)
     axes.set_ylim(len(groups) - 0.4, -0.6)  # first group on top
     axes.tick_params(axis="y", length=0)
     axes.axvline(HIGH, color=figures.GREY, linestyle=":", linewidth=1.2)
@@ -284,7 +293,7 @@ def draw_modes(source: Path) -> Figure:
 
 
 BLOCKS: dict[str, Callable[[Path], Table | Text]] = {
-    f"returns_{kind}": partial(returns_table, kind=kind) for kind in KINDS
+    f"returns_{kind}": partial(returns_table, kind=kind) for kind in ALGORITHMS
 }
 BLOCKS |= {
     "returns_published": published_table,
