@@ -44,8 +44,9 @@ NAMES = {LINEN: "Linen", TORCH: "PyTorch"}
 # What the published returns are means of, and the column with our returns of the same kind.
 PROTOCOLS = {
     "training": ("last 100 training episodes", "return"),
-    "greedy": ("evaluation of one trained agent", "greedy_return"),
-    "best": ("best evaluation during training", "greedy_return"),
+    "greedy": ("evaluation of one agent, greedy", "greedy_return"),
+    "best": ("best evaluation during training, greedy", "greedy_return"),
+    "sampled": ("evaluation of one agent, sampled actions", "return"),
 }
 
 
@@ -167,7 +168,7 @@ def published_table(source: Path) -> Table:
         "their environment": text("version"),
         "their return": lambda row: with_sd(row["mean"], row["sd"]),
         "seeds": text("seeds"),
-        "steps": lambda row: f"{row['steps']:,.0f}" if np.isfinite(row["steps"]) else "?",
+        "steps": lambda row: f"{row['steps']:,.0f}",
         "episodes": text("protocol"),
         "our return": lambda row: with_sd(row["our_mean"], row["our_sd"]),
         "our seeds": text("our_seeds"),
