@@ -45,7 +45,8 @@ NAMES = {LINEN: "Linen", TORCH: "PyTorch"}
 PROTOCOLS = {
     "training": ("last 100 training episodes", "return"),
     "greedy": ("evaluation of one agent, greedy", "greedy_return"),
-    "best": ("best evaluation during training, greedy", "greedy_return"),
+    "best": ("best evaluation during training", "return"),
+    "best_greedy": ("best evaluation during training, greedy", "greedy_return"),
     "sampled": ("evaluation of one agent, sampled actions", "return"),
 }
 
