@@ -36,7 +36,7 @@ ALGORITHMS = {
 }
 CHEETAH = "HalfCheetah-v5"
 HIGH = 1_800  # a return between the two modes of HalfCheetah
-EXTRA = 489  # iterations of the runs that only the comparison of lengths uses
+EXTRA = 489  # iterations of the HalfCheetah runs that only the comparison of lengths uses
 SAC_STEPS = 500_000  # SAC runs that are longer are also read at this step
 RESAMPLES = 10_000
 LINEN, TORCH = (f"ppo_continuous_{x}_gymnasium" for x in ("linen", "torch"))
@@ -75,8 +75,9 @@ def read(source: Path) -> pd.DataFrame:
 
 
 def of_kind(runs: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """Return the runs of a kind, without those of EXTRA iterations, in the order of grid.toml."""
-    runs = runs[(runs["kind"] == kind) & (runs["num_iterations"] != EXTRA)]
+    """Return the runs of a kind in the order of grid.toml, without the extra HalfCheetah runs."""
+    is_extra = (runs["env_id"] == CHEETAH) & (runs["num_iterations"] == EXTRA)
+    runs = runs[(runs["kind"] == kind) & ~is_extra]
     return in_order(runs).sort_values("env_id", key=in_grid, kind="stable")
 
 
