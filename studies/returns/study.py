@@ -17,7 +17,7 @@ from scipy.stats import binomtest, bootstrap, fisher_exact, trim_mean
 
 from analysis import figures
 from analysis.describe import running_return
-from analysis.formatting import interval, join, number
+from analysis.formatting import interval, join, number, pluralize
 from analysis.measures import in_order
 from analysis.page import Table, Text
 from analysis.runs import load
@@ -41,6 +41,7 @@ SAC_STEPS = 500_000  # SAC runs that are longer are also read at this step
 RESAMPLES = 10_000
 LINEN, TORCH = (f"ppo_continuous_{x}_gymnasium" for x in ("linen", "torch"))
 NAMES = {LINEN: "Linen", TORCH: "PyTorch"}
+RUN = ["mode", "processor", "num_iterations", "seed"]  # columns that identify a HalfCheetah run
 # What the published returns are means of, and the column with our returns of the same kind.
 PROTOCOLS = {
     "training": ("last 100 training episodes", "return"),
@@ -199,17 +200,27 @@ def frameworks_table(source: Path) -> Table:
 
 
 def cheetah(source: Path) -> pd.DataFrame:
-    """Return the PPO runs on HalfCheetah, of all lengths."""
+    """Return the PPO runs on HalfCheetah, of all lengths, with the processor of each."""
     runs = read(source)
     runs = runs[(runs["env_id"] == CHEETAH) & (runs["kind"] == "continuous")]
-    return in_order(runs.sort_values("num_iterations"))
+    # The processor of runs that were started by hand is recorded as x86_64; they ran on AMD.
+    is_intel = runs["cpu"].str.contains("Intel")
+    return runs.assign(processor=np.where(is_intel, "Intel Xeon", "AMD EPYC"))
+
+
+def with_earlier(source: Path) -> pd.DataFrame:
+    """Return the runs of cheetah() and the earlier ones that were not repeated."""
+    folders = [x for x in (source, source / "earlier") if x.exists()]
+    runs = pd.concat([cheetah(folder) for folder in folders], ignore_index=True)
+    runs = runs.drop_duplicates(RUN).sort_values(["processor", "num_iterations"])
+    return in_order(runs)
 
 
 def modes_table(source: Path) -> Table:
-    """Return how many HalfCheetah runs end above HIGH, by script and number of iterations."""
+    """Return how many HalfCheetah runs end above HIGH, by script, processor and iterations."""
     rows = []
-    keys = ["mode", "num_iterations"]
-    for _, runs in cheetah(source).groupby(keys, sort=False):
+    keys = ["mode", "processor", "num_iterations"]
+    for _, runs in with_earlier(source).groupby(keys, sort=False):
         count = int((runs["return"] > HIGH).sum())
         row = runs[keys].iloc[0].to_dict()
         row |= {"count": count, "runs": len(runs)}
@@ -217,6 +228,7 @@ def modes_table(source: Path) -> Table:
         row |= {"share": count / len(runs), "share_low": low, "share_high": high}
         rows.append(row | bootstrapped(iqm, runs["return"].to_numpy())._asdict())
     columns: dict[str, Any] = {
+        "processor": text("processor"),
         "iterations": lambda row: f"{row['num_iterations']:.0f}",
         "seeds": text("runs"),
         f"seeds above {HIGH:,}": text("count"),
@@ -228,14 +240,30 @@ def modes_table(source: Path) -> Table:
 
 def modes_test(source: Path) -> Text:
     """Return the p-values of Fisher's exact test between the two lengths, for each script."""
-    runs = cheetah(source)
+    runs = with_earlier(source)
+    runs = runs[runs["processor"] == "AMD EPYC"]
     parts = []
-    for mode, here in runs[runs["mode"].isin((LINEN, TORCH))].groupby("mode", sort=False):
+    for mode, here in runs[runs["mode"].isin(NAMES)].groupby("mode", sort=False):
         counts = pd.crosstab(here["num_iterations"], here["return"] > HIGH)
         counts = counts.reindex(columns=[False, True], fill_value=0)
         p_value = fisher_exact(counts.to_numpy()).pvalue
         parts.append(f"p = {p_value:.2f} in {NAMES[str(mode)]}")
-    return Text(f"Fisher's exact test between 488 and 489 iterations: {join(parts)}.")
+    test = "Fisher's exact test between 488 and 489 iterations on the AMD EPYC"
+    return Text(f"{test}: {join(parts)}.")
+
+
+def reproduced(source: Path) -> Text:
+    """Return how many of the earlier runs that were repeated gave identical returns."""
+    sources = {"old": source / "earlier", "new": source}
+    logged = {name: load(folder).iterations.groupby("run") for name, folder in sources.items()}
+    pairs = cheetah(sources["old"]).merge(cheetah(sources["new"]), on=RUN)
+    same = 0
+    for pair in pairs.itertuples():
+        old, new = logged["old"].get_group(pair.run_x), logged["new"].get_group(pair.run_y)
+        columns = ["iteration", "charts/episodes", "charts/episodic_return"]
+        same += old[columns].reset_index(drop=True).equals(new[columns].reset_index(drop=True))
+    repeated = pluralize([len(pairs)], "earlier run")
+    return Text(f"Of {repeated} repeated on the same processor, {same} gave identical returns.")
 
 
 # === Figures ====================================================================================
@@ -274,19 +302,20 @@ def draw_curves(source: Path, kind: str) -> Figure:
 
 @figures.styled
 def draw_modes(source: Path) -> Figure:
-    """Plot the return of each HalfCheetah run as a dot, by script and number of iterations."""
-    runs = cheetah(source)
+    """Plot the return of each HalfCheetah run as a dot, in the order of modes_table()."""
+    runs = with_earlier(source)
     styles = figures.styles(runs.drop_duplicates("mode"))
-    groups = [x for _, x in runs.groupby(["mode", "num_iterations"], sort=False)]
+    keys = ["mode", "processor", "num_iterations"]
+    groups = [x for _, x in runs.groupby(keys, sort=False)]
     figure, (axes,) = figures.make_panels([""], 1, 0.9 + 0.4 * len(groups), figures.LONE)
     names = []
     for place, group in enumerate(groups):
-        mode, length = group[["mode", "num_iterations"]].iloc[0]
-        names.append(figures.short(f"{mode}, {length:.0f} iterations", 60))
+        mode, processor, length = group[keys].iloc[0]
+        names.append(f"{mode}\n{processor}, {length:.0f} iterations")
         heights = place + np.linspace(-0.25, 0.25, len(group))  # in order of the seeds
         color = styles[str(mode)]["color"]
         axes.plot(group.sort_values("seed")["return"], heights, "o", color=color, markersize=4)
-    axes.set_yticks(range(len(groups)), names)
+    axes.set_yticks(range(len(groups)), names, fontsize=8)
     axes.set_ylim(len(groups) - 0.4, -0.6)  # first group on top
     axes.tick_params(axis="y", length=0)
     axes.axvline(HIGH, color=figures.GREY, linestyle=":", linewidth=1.2)
@@ -303,6 +332,7 @@ BLOCKS |= {
     "returns_frameworks": frameworks_table,
     "returns_modes": modes_table,
     "returns_modes_test": modes_test,
+    "returns_reproduced": reproduced,
 }
 
 
