@@ -258,8 +258,8 @@ def reproduced(source: Path) -> Text:
     logged = {name: load(folder).iterations.groupby("run") for name, folder in sources.items()}
     pairs = cheetah(sources["old"]).merge(cheetah(sources["new"]), on=RUN)
     same = 0
-    for pair in pairs.itertuples():
-        old, new = logged["old"].get_group(pair.run_x), logged["new"].get_group(pair.run_y)
+    for old_run, new_run in zip(pairs["run_x"], pairs["run_y"], strict=True):
+        old, new = logged["old"].get_group(old_run), logged["new"].get_group(new_run)
         columns = ["iteration", "charts/episodes", "charts/episodic_return"]
         same += old[columns].reset_index(drop=True).equals(new[columns].reset_index(drop=True))
     repeated = pluralize([len(pairs)], "earlier run")

@@ -76,7 +76,7 @@ def write_study(folder, returns, env_id, length=488, batch_size=2048, **common):
     ]
     runs = pd.concat(parts, ignore_index=True).assign(batch_size=batch_size, **common)
     runs["framework"] = runs["mode"].str.extract("(linen|torch)", expand=False)
-    runs["script"] = runs["mode"]
+    runs["script"], runs["seed"] = runs["mode"], runs["repeat"]
     rows = []
     for run, value in zip(runs["run"], runs["last_100_return"], strict=True):
         for i in range(length):
@@ -129,6 +129,21 @@ def test_the_runs_in_each_mode_are_counted(tmp_path):
     assert said.endswith("p = 1.00 in Linen and p = 0.01 in PyTorch.")  # 2 / (10 choose 5)
     # Only the comparison of lengths uses runs of 489 iterations.
     assert [row["seeds"] for row in cells(study.returns_table(tmp_path, "continuous"))] == ["5"] * 2
+
+
+def test_earlier_runs_count_unless_they_were_repeated_on_the_same_processor(tmp_path):
+    """The second seed was repeated with a different result, and the third was not repeated."""
+    low, high = study.HIGH - 1.0, study.HIGH + 1.0
+    amd, X
+    write_study(tmp_path, {TORCH: [low, low]}, study.CHEETAH, 488, **amd)
+    write_study(tmp_path / "earlier/a", {TORCH: [low, high, high]}, study.CHEETAH, 488, **amd)
+    write_study(tmp_path / "earlier/b", {TORCH: [high]}, study.CHEETAH, 488, **intel)
+    rows = cells(study.modes_table(tmp_path))
+    assert [row["processor"] for row in rows] == ["AMD EPYC", "Intel Xeon"]
+    assert [row["seeds"] for row in rows] == ["3", "1"]
+    assert [row[f"seeds above {study.HIGH:,}"] for row in rows] == ["1", "1"]
+    said = study.reproduced(tmp_path).text
+    assert said == "Of 2 earlier runs repeated on the same processor, 1 gave identical returns."
 
 
 def test_a_long_sac_run_is_also_read_earlier(tmp_path):
