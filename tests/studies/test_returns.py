@@ -134,7 +134,8 @@ def test_the_runs_in_each_mode_are_counted(tmp_path):
 def test_earlier_runs_count_unless_they_were_repeated_on_the_same_processor(tmp_path):
     """The second seed was repeated with a different result, and the third was not repeated."""
     low, high = study.HIGH - 1.0, study.HIGH + 1.0
-    amd, X
+    amd = {"cpu": "AMD EPYC"}
+    intel = {"cpu": "Intel(R) Xeon(R) Processor", "platform": "there"}
     write_study(tmp_path, {TORCH: [low, low]}, study.CHEETAH, 488, **amd)
     write_study(tmp_path / "earlier/a", {TORCH: [low, high, high]}, study.CHEETAH, 488, **amd)
     write_study(tmp_path / "earlier/b", {TORCH: [high]}, study.CHEETAH, 488, **intel)
