@@ -184,6 +184,7 @@ class PPO:
     def __init__(self, policy, envs, **settings):
         for name in ("activation_fn", "features_extractor_class"):
             settings["policy_kwargs"].pop(name, None)
+        self.batch_size = (envs or 0) * settings["n_steps"]
         with open(os.environ["CALLED_WITH"], "w") as file:
             json.dump(settings, file)
 
@@ -192,7 +193,7 @@ class PPO:
             return
         while callback.num_timesteps < steps:
             callback._on_rollout_start()
-            callback.num_timesteps += 32 * 256
+            callback.num_timesteps += self.batch_size
             ends = [{"episode": {"r": 10.0, "l": 5}}, {}, {"episode": {"r": 30.0, "l": 7}}]
             callback.locals = {"infos": ends}
             callback._on_step()
@@ -204,7 +205,9 @@ for name in ("sbx", "sb3_contrib", "stable_baselines3", *("stable_baselines3.com
     sys.modules[name] = module = ModuleType(name)
     module.PPO = module.RecurrentPPO = PPO
     module.BaseCallback, module.BaseFeaturesExtractor = BaseCallback, object
-    module.make_vec_env = module.make_atari_env = lambda *args, **flags: None
+    module.make_vec_env = lambda env_id, num_envs, **flags: num_envs
+    module.make_atari_env = lambda *args, **flags: None
+    module.VecNormalize = lambda envs, gamma: envs
     module.VecFrameStack = lambda envs, n_stack: None
     module.LinearSchedule = lambda *args: args
 """
@@ -261,6 +264,19 @@ def test_runs_of_other_libraries_use_and_record_the_same_settings(name, tmp_path
         assert policy["lstm_hidden_size"] == 9 and policy["features_extractor_kwargs"]["size"] == 8
     else:
         assert policy["net_arch"] == {"pi": [8], "vf": [8]}
+
+
+def test_the_library_in_the_returns_study_has_the_settings_of_cleanrl(tmp_path):
+    """CleanRL's ppo_continuous_action.py at fe8d8a0: one environment and small minibatches."""
+    found, called = run_peer(ROOT / "studies/returns/ppo_continuous_sb3.py", tmp_path)
+    [run] = found.runs.to_dict("records")
+    assert (run["num_iterations"], run["batch_size"]) == (12, 2048)
+    assert list(found.iterations["global_step"])[-1] == 12 * 2048
+    expected: dict[str, Any] = {"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "gamma": 0.99}
+    expected |= {"gae_lambda": 0.95, "clip_range": 0.2, "clip_range_vf": 0.2, "ent_coef": 0}
+    expected |= {"vf_coef": 0.5, "max_grad_norm": 0.5, "learning_rate": [3e-4, 0, 1]}
+    policy = {"net_arch": [64, 64], "optimizer_kwargs": {"eps": 1e-5}}
+    assert called == expected | {"policy_kwargs": policy, "seed": 7, "device": "cpu"}
 
 
 # A mock of a training script in CleanRL.
