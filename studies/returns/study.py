@@ -130,9 +130,20 @@ def with_sd(mean: float, sd: float) -> str:
 # === Tables =====================================================================================
 def returns_table(source: Path, kind: str) -> Table | Text:
     """Return one row per environment and script, or a sentence if there are no runs."""
+    return summarize(of_kind(read(source), kind), f"returns_{kind}")
+
+
+def earlier_table(source: Path) -> Table | Text:
+    """Return a table without HalfCheetah, whose earlier runs are in modes_table()."""
+    runs = read(source)
+    return summarize(of_kind(runs[runs["env_id"] != CHEETAH], "continuous"), "returns_earlier")
+
+
+def summarize(selected: pd.DataFrame, name: str) -> Table | Text:
+    """Return the returns by environment, script and number of steps."""
     rows = []
     keys = ["env_id", "mode", "steps"]
-    for _, runs in of_kind(read(source), kind).groupby(keys, sort=False):
+    for _, runs in selected.groupby(keys, sort=False):
         row = runs[keys].iloc[0].to_dict()
         row |= {"seeds": len(runs), "mean": runs["return"].mean(), "sd": runs["return"].std()}
         row |= bootstrapped(iqm, runs["return"].to_numpy())._asdict()
@@ -148,7 +159,7 @@ def returns_table(source: Path, kind: str) -> Table | Text:
         "mean ± standard deviation": lambda row: with_sd(row["mean"], row["sd"]),
         "IQM, greedy": lambda row: number(row["greedy"]),
     }
-    return table_of(f"returns_{kind}", "Returns", pd.DataFrame(rows), columns)
+    return table_of(name, "Returns", pd.DataFrame(rows), columns)
 
 
 def published_table(source: Path) -> Table:
@@ -239,8 +250,10 @@ def modes_table(source: Path) -> Table:
 
 
 def modes_test(source: Path) -> Text:
-    """Return the p-values of Fisher's exact test between the two lengths, for each script."""
+    """Return how many runs end above HIGH, and p-values of the test between the two lengths."""
     runs = with_earlier(source)
+    count = int((runs["return"] > HIGH).sum())
+    total = f"{count} of {len(runs)} runs end above {HIGH:,}"
     runs = runs[runs["processor"] == "AMD EPYC"]
     parts = []
     for mode, here in runs[runs["mode"].isin(NAMES)].groupby("mode", sort=False):
@@ -249,7 +262,7 @@ def modes_test(source: Path) -> Text:
         p_value = fisher_exact(counts.to_numpy()).pvalue
         parts.append(f"p = {p_value:.2f} in {NAMES[str(mode)]}")
     test = "Fisher's exact test between 488 and 489 iterations on the AMD EPYC"
-    return Text(f"{test}: {join(parts)}.")
+    return Text(f"In total, {total}. {test}: {join(parts)}.")
 
 
 def reproduced(source: Path) -> Text:
@@ -264,6 +277,16 @@ def reproduced(source: Path) -> Text:
         same += old[columns].reset_index(drop=True).equals(new[columns].reset_index(drop=True))
     repeated = pluralize([len(pairs)], "earlier run")
     return Text(f"Of {repeated} repeated on the same processor, {same} gave identical returns.")
+
+
+def divergence(source: Path) -> Text:
+    """Return the first returns of a seed with both lengths, in PyTorch on the AMD EPYC."""
+    runs = cheetah(source)
+    runs = runs[(runs["mode"] == TORCH) & (runs["seed"] == 1)].set_index("num_iterations")["run"]
+    rows = load(source).iterations.dropna(subset=["charts/episodic_return"])
+    first = rows.sort_values("iteration").groupby("run")["charts/episodic_return"].first()
+    means = [f"{number(first[runs[length]])} with {length}" for length in (EXTRA - 1, EXTRA)]
+    return Text(f"Mean return of the first episodes, with seed 1 in PyTorch: {join(means)}.")
 
 
 # === Figures ====================================================================================
@@ -290,12 +313,11 @@ def draw_curves(source: Path, kind: str) -> Figure:
     figure.supxlabel("million environment steps", fontsize=9)
     figure.supylabel("mean return of the last 100 episodes", fontsize=9)
     entries: list[tuple[Any, str]] = [
-        (Line2D([], [], **style), f"{figures.short(mode, 40)}: one line per seed")
-        for mode, style in styles.items()
+        (Line2D([], [], **style), figures.short(mode, 40)) for mode, style in styles.items()
     ]
     if not published.empty:
         line = Line2D([], [], color=figures.GREY, linestyle=":")
-        entries.append((line, "CleanRL's documentation, at the end of training"))
+        entries.append((line, "CleanRL's documentation"))
     figures.add_legend(figure, entries)
     return figure
 
@@ -333,6 +355,8 @@ BLOCKS |= {
     "returns_modes": modes_table,
     "returns_modes_test": modes_test,
     "returns_reproduced": reproduced,
+    "returns_divergence": divergence,
+    "returns_earlier": earlier_table,
 }
 
 
