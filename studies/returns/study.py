@@ -5,7 +5,6 @@ and its bootstrap interval are those of Agarwal et al. (2021), computed with Sci
 """
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,15 @@ from analysis.runs import load
 from analysis.schema import SourceError
 from analysis.stats import LEAST_RUNS, Interval
 from analysis.tables import span, table_of, text
+from bench import plan
+from bench.arguments import parse_args
 
 HERE = Path(__file__).parent
 ALGORITHMS = {
-    "continuous": "PPO",
-    "discrete": "PPO",
+    "continuous": "PPO, continuous actions",
+    "discrete": "PPO, discrete actions",
     "dqn": "DQN",
-    "rnn": "recurrent PPO",
+    "rnn": "PPO, recurrent",
     "sac": "SAC",
     "cnn": "PPO, images",
 }
@@ -128,18 +129,44 @@ def with_sd(mean: float, sd: float) -> str:
 
 
 # === Tables =====================================================================================
-def returns_table(source: Path, kind: str) -> Table | Text:
-    """Return one row per environment and script, or a sentence if there are no runs."""
-    return summarize(of_kind(read(source), kind), f"returns_{kind}")
+def continuous_table(source: Path) -> Table:
+    """Return the returns of PPO with continuous actions."""
+    return summarize(of_kind(read(source), "continuous"), "returns_continuous")
 
 
-def earlier_table(source: Path) -> Table | Text:
+def earlier_table(source: Path) -> Table:
     """Return a table without HalfCheetah, whose earlier runs are in modes_table()."""
     runs = read(source)
     return summarize(of_kind(runs[runs["env_id"] != CHEETAH], "continuous"), "returns_earlier")
 
 
-def summarize(selected: pd.DataFrame, name: str) -> Table | Text:
+def others_table(source: Path) -> Table | Text:
+    """Return the returns of all other kinds, or a sentence if there are no runs."""
+    runs = read(source)
+    parts = [of_kind(runs, kind) for kind in ALGORITHMS if kind != "continuous"]
+    selected = pd.concat(parts, ignore_index=True)
+    return Text("There are no runs yet.") if selected.empty else summarize(selected, "others")
+
+
+def coverage_table(source: Path) -> Table:
+    """Return how many of the runs in grid.toml are complete, by kind."""
+    args = parse_args(["returns"])
+    listed = plan.expand([plan.read_study("returns", args)], args)
+    kinds = pd.Series([kind_of(run.name.split("__")[-3]) for run in listed])
+    complete = read(source).drop_duplicates("run")["kind"].value_counts()
+    rows = [
+        {"kind": kind, "complete": complete.get(kind, 0), "listed": count}
+        for kind, count in kinds.value_counts(sort=False).items()
+    ]
+    columns: dict[str, Any] = {
+        "algorithm": lambda row: ALGORITHMS[row["kind"]],
+        "complete runs": text("complete"),
+        "runs in grid.toml": text("listed"),
+    }
+    return table_of("returns_coverage", "Complete runs", pd.DataFrame(rows), columns)
+
+
+def summarize(selected: pd.DataFrame, name: str) -> Table:
     """Return the returns by environment, script and number of steps."""
     rows = []
     keys = ["env_id", "mode", "steps"]
@@ -150,8 +177,6 @@ def summarize(selected: pd.DataFrame, name: str) -> Table | Text:
         greedy = runs["greedy_return"].dropna().to_numpy()
         row["greedy"] = float(iqm(greedy)) if len(greedy) == len(runs) else np.nan
         rows.append(row)
-    if not rows:
-        return Text("Not run yet.")
     columns: dict[str, Any] = {
         "steps": lambda row: f"{row['steps']:,.0f}",
         "seeds": text("seeds"),
@@ -347,9 +372,9 @@ def draw_modes(source: Path) -> Figure:
 
 
 BLOCKS: dict[str, Callable[[Path], Table | Text]] = {
-    f"returns_{kind}": partial(returns_table, kind=kind) for kind in ALGORITHMS
-}
-BLOCKS |= {
+    "returns_continuous": continuous_table,
+    "returns_others": others_table,
+    "returns_coverage": coverage_table,
     "returns_published": published_table,
     "returns_frameworks": frameworks_table,
     "returns_modes": modes_table,

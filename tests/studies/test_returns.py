@@ -94,15 +94,24 @@ def cells(table):
 def test_a_table_of_returns(tmp_path):
     returns = {LINEN: [1400.0, 1500, 1600, 1700, 1800], TORCH: [1000.0, 2000]}
     write_study(tmp_path, returns, "HalfCheetah-v5", 20, greedy_return=[7.0] * 6 + [np.nan])
-    linen, torch = cells(study.returns_table(tmp_path, "continuous"))
+    linen, torch = cells(study.continuous_table(tmp_path))
     assert linen["seeds"] == "5" and linen["IQM"].startswith("1,600 [1,")
     assert linen["mean ± standard deviation"] == "1,600 ± 158"
     assert linen["steps"] == "40,960" and linen["IQM, greedy"] == "7.00"
     # Two seeds have no interval, and one of them was not evaluated.
     assert (torch["IQM"], torch["IQM, greedy"]) == ("1,500", "-")
-    assert study.returns_table(tmp_path, "dqn") == Text("Not run yet.")
+    assert study.others_table(tmp_path) == Text("There are no runs yet.")
     [row] = cells(study.frameworks_table(tmp_path))
     assert row["seeds"] == "5 and 2" and row["PyTorch - Linen"] == "-100"
+
+
+def test_complete_runs_are_counted(tmp_path):
+    returns = {"sac_linen_gymnasium": [9.0, 9.0]}
+    write_study(tmp_path, returns, "Hopper-v5", 200, 5_000, algorithm="sac")
+    rows = {row["algorithm"]: row for row in cells(study.coverage_table(tmp_path))}
+    assert [row["complete runs"] for row in rows.values()].count("0") == len(rows) - 1 == 5
+    assert rows["SAC"]["complete runs"] == "2"
+    assert rows["SAC"]["runs in grid.toml"] == "21" == str(len(listed("sac_")))
 
 
 def test_published_returns_are_compared_with_returns_of_the_same_kind(tmp_path):
@@ -128,7 +137,7 @@ def test_the_runs_in_each_mode_are_counted(tmp_path):
     said = study.modes_test(tmp_path).text
     assert said.endswith("p = 1.00 in Linen and p = 0.01 in PyTorch.")  # 2 / (10 choose 5)
     # Only the comparison of lengths uses runs of 489 iterations.
-    assert [row["seeds"] for row in cells(study.returns_table(tmp_path, "continuous"))] == ["5"] * 2
+    assert [row["seeds"] for row in cells(study.continuous_table(tmp_path))] == ["5"] * 2
 
 
 def test_earlier_runs_count_unless_they_were_repeated_on_the_same_processor(tmp_path):
@@ -150,7 +159,7 @@ def test_earlier_runs_count_unless_they_were_repeated_on_the_same_processor(tmp_
 def test_a_long_sac_run_is_also_read_earlier(tmp_path):
     returns = {"sac_linen_gymnasium": [9_000.0]}
     write_study(tmp_path, returns, "Hopper-v5", 200, 5_000, algorithm="sac", greedy_return=[1.0])
-    early, late = sorted(cells(study.returns_table(tmp_path, "sac")), key=lambda x: len(x["steps"]))
+    early, late = sorted(cells(study.others_table(tmp_path)), key=lambda x: len(x["steps"]))
     assert (early["steps"], late["steps"]) == ("500,000", "1,000,000")
     assert early["IQM"] == "4,500" and late["IQM"] == "9,000"
     assert (early["IQM, greedy"], late["IQM, greedy"]) == ("-", "1.00")
