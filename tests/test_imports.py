@@ -16,7 +16,7 @@ BELOW = {
 }
 # (A, B): study A uses the code in study B that runs other libraries.
 BESIDE = {("studies/control", "studies/peers"), ("studies/recurrent", "studies/peers")}
-BESIDE |= {("studies/atari", "studies/control")}
+BESIDE |= {("studies/atari", "studies/control"), ("studies/returns", "studies/peers")}
 FOLDERS = {"analysis": "analysis", "bench": "bench", "envs": "scripts", "more": "scripts"}
 FOLDERS |= {"site": "tools", "tools": "tools"}
 

@@ -72,7 +72,7 @@ def parse_args(script: str, **extra: tuple[Any, str]) -> argparse.Namespace:
 
 
 def num_iterations(args: argparse.Namespace) -> int:
-    return args.total_timesteps // BATCH_SIZE
+    return args.total_timesteps // (args.num_envs * args.num_steps)
 
 
 def describe(returns: Sequence[float], lengths: Sequence[float]) -> dict[str, Any]:
@@ -95,6 +95,7 @@ class RunLog:
     def __init__(self, args: argparse.Namespace, compile_mode: str) -> None:
         self.beginning = time.perf_counter()
         self.iteration = 0
+        self.batch_size = args.num_envs * args.num_steps
         self.dir = Path(args.runs_dir, args.run_name).absolute()
         self.info: dict[str, Any] = {
             "args": vars(args),
@@ -120,8 +121,8 @@ class RunLog:
         end = time.perf_counter() if end is None else end
         row = {
             "iteration": self.iteration,
-            "global_step": (self.iteration + 1) * BATCH_SIZE,
-            "charts/SPS": BATCH_SIZE / (end - self.start),
+            "global_step": (self.iteration + 1) * self.batch_size,
+            "charts/SPS": self.batch_size / (end - self.start),
             "time/elapsed": end - self.beginning,
             "time/iteration": end - self.start,
         }

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from peer import BATCH_SIZE, RunLog, describe, num_iterations
+from peer import RunLog, describe, num_iterations
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
@@ -21,7 +21,7 @@ def train(
     """
     # make_vec_env returns a DummyVecEnv, which steps the environments in sequence.
     envs = make_vec_env(make_env or args.env_id, args.num_envs, seed=args.seed)
-    make_model(envs).learn(num_iterations(args) * BATCH_SIZE, callback=Callback(log))
+    make_model(envs).learn(num_iterations(args) * log.batch_size, callback=Callback(log))
     log.finish()
 
 

@@ -13,7 +13,7 @@ from analysis.runs import load
 from analysis.tables import across, texts
 
 ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
-PANELS = ("Pendulum-v1", "HalfCheetah-v5")  # environments in the figure
+LEARNED = ("Pendulum-v1", "InvertedPendulum-v5")  # studies/returns has PPO on the others
 ABLATIONS = {
     "norm_obs": "observations not normalized",
     "norm_reward": "rewards not scaled",
@@ -42,7 +42,7 @@ def order(name: str) -> str:
 def learning_table(source: Path) -> Table:
     """Return the mean and minimum return over seeds, by script (rows) and environment (columns)."""
     runs = read(source)
-    runs = runs[runs["norm_obs"] & runs["norm_reward"]]
+    runs = runs[runs["norm_obs"] & runs["norm_reward"] & runs["env_id"].isin(LEARNED)]
     keys = ["env_id", "mode"]
     frame = runs.groupby(keys, sort=False)["last_100_return"].agg(["mean", "min", "count"])
     frame = frame.reset_index().rename(columns={"mode": "script"})
@@ -109,12 +109,12 @@ def compiled_table(source: Path) -> Table:
 
 
 def curves(source: Path) -> pd.DataFrame:
-    """Return learning curves of PPO in the environments in PANELS, as rows for figures.bands."""
+    """Return learning curves of PPO in the environments in LEARNED, as rows for figures.bands."""
     parts = []
     for experiment in experiments(load(source)):
         settings = experiment.runs["settings"].map(json.loads)
         plain = settings.map(lambda x: all(x.get(name, True) for name in ABLATIONS))
-        is_shown = experiment.runs["env_id"].isin(PANELS) & (experiment.runs["algorithm"] == "ppo")
+        is_shown = experiment.runs["env_id"].isin(LEARNED) & (experiment.runs["algorithm"] == "ppo")
         runs = experiment.runs[plain & is_shown]
         parts.append(learning.progress(experiment._replace(runs=runs)))
     points = pd.concat(parts, ignore_index=True).rename(columns={"steps": "x", "env_id": "panel"})

@@ -105,8 +105,8 @@ def copy_of(tmp_path, monkeypatch):
 # === Convolutions ===============================================================================
 NETWORK = "Change the network"
 # One script for each framework and kind of edit, and one for Gymnasium.
-CONVOLVED = ["ppo_linen", "ppo_nnx", "ppo_equinox", "ppo_torch", "ppo_torch_gymnasium"]
-CONVOLVED += [*RNN_SCRIPTS, *CONTINUOUS_IN_GYMNAX, "dqn_linen", "dqn_torch"]
+CONVOLVED = ["ppo_linen", "ppo_nnx", "ppo_equinox", "ppo_torch", "ppo_rnn_linen", "ppo_rnn_torch"]
+CONVOLVED += ["ppo_continuous_linen", "ppo_continuous_torch", "dqn_linen", "dqn_torch"]
 # Environment id -> channels of the observations.
 INPUTS = {"Breakout-MinAtar": 4, "envs.pixel_grid:PixelGrid-v0": 1, "ImageAim-v0": 2}
 

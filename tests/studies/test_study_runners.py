@@ -192,6 +192,7 @@ class PPO:
     def __init__(self, policy, envs, **settings):
         for name in ("activation_fn", "features_extractor_class"):
             settings["policy_kwargs"].pop(name, None)
+        self.batch_size = (envs or 0) * settings["n_steps"]
         record(settings)
 
     def learn(self, steps, callback=None, log_interval=100):
@@ -199,7 +200,7 @@ class PPO:
             return
         while callback.num_timesteps < steps:
             callback._on_rollout_start()
-            callback.num_timesteps += 32 * 256
+            callback.num_timesteps += self.batch_size
             ends = [{"episode": {"r": 10.0, "l": 5}}, {}, {"episode": {"r": 30.0, "l": 7}}]
             callback.locals = {"infos": ends}
             callback._on_step()
@@ -245,7 +246,9 @@ for name in ("sbx", "sb3_contrib", "stable_baselines3", *("stable_baselines3.com
     sys.modules[name] = module = ModuleType(name)
     module.PPO = module.RecurrentPPO = PPO
     module.BaseCallback, module.BaseFeaturesExtractor = BaseCallback, object
-    module.make_vec_env = module.make_atari_env = lambda *args, **flags: None
+    module.make_vec_env = lambda env_id, num_envs, **flags: num_envs
+    module.make_atari_env = lambda *args, **flags: None
+    module.VecNormalize = lambda envs, gamma: envs
     module.VecFrameStack = lambda envs, n_stack: None
     module.LinearSchedule = lambda *args: args
     module.Trainer, module.Callback = Trainer, object
@@ -367,6 +370,19 @@ def test_cartpole_in_c_is_the_one_in_gymnasium(tmp_path):
             else:
                 np.testing.assert_allclose(obs[i], expected, atol=1e-6)
     assert ends["terminated"] > 20 and ends["truncated"] > 0
+
+
+def test_the_library_in_the_returns_study_has_the_settings_of_cleanrl(tmp_path):
+    """CleanRL's ppo_continuous_action.py at fe8d8a0: one environment and small minibatches."""
+    found, called = run_peer(ROOT / "studies/returns/ppo_continuous_sb3.py", tmp_path)
+    [run] = found.runs.to_dict("records")
+    assert (run["num_iterations"], run["batch_size"]) == (12, 2048)
+    assert list(found.iterations["global_step"])[-1] == 12 * 2048
+    expected: dict[str, Any] = {"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "gamma": 0.99}
+    expected |= {"gae_lambda": 0.95, "clip_range": 0.2, "clip_range_vf": 0.2, "ent_coef": 0}
+    expected |= {"vf_coef": 0.5, "max_grad_norm": 0.5, "learning_rate": [3e-4, 0, 1]}
+    policy = {"net_arch": [64, 64], "optimizer_kwargs": {"eps": 1e-5}}
+    assert called == expected | {"policy_kwargs": policy, "seed": 7, "device": "cpu"}
 
 
 # A mock of a training script in CleanRL.
