@@ -151,7 +151,7 @@ def others_table(source: Path) -> Table | Text:
 def coverage_table(source: Path) -> Table:
     """Return how many of the runs in grid.toml are complete, by kind."""
     args = parse_args(["returns"])
-    listed = plan.expand([plan.read_study("returns", args)], args)
+    listed = plan.expand({"returns": plan.read_study("returns")}, args)
     kinds = pd.Series([kind_of(run.name.split("__")[-3]) for run in listed])
     complete = read(source).drop_duplicates("run")["kind"].value_counts()
     rows = [

@@ -23,7 +23,6 @@ from flax import nnx
 from flax.serialization import msgpack_restore
 from running import BATCH, SMALL, arrays, main, metrics, op_by_op, rows
 from sections import (
-    CONTINUOUS_IN_GYMNAX,
     CONTINUOUS_SCRIPTS,
     DQN_SCRIPTS,
     RNN_SCRIPTS,

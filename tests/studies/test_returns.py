@@ -23,7 +23,7 @@ CARTPOLE = "CartPole-v1"
 def listed(pattern):
     """Return the runs of the study that --only selects."""
     args = parse_args(["returns", "--only", pattern])
-    runs = plan.expand([plan.read_study("returns", args)], args)
+    runs = plan.expand({"returns": plan.read_study("returns")}, args)
     return [run for run in runs if args.only.search(run.key)]
 
 
