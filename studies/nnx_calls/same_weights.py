@@ -30,5 +30,5 @@ def make_same_agent(args, obs_shape, action_dim, key):
 
 
 if __name__ == "__main__":
-    script.make_agent = make_same_agent
+    vars(script)["make_agent"] = make_same_agent
     script.train(script.parse_args())
