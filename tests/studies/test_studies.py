@@ -103,12 +103,14 @@ def test_programs_are_compared_per_step_if_their_lines_cover_different_steps(tmp
     lean = {"Linen": 0.2048, "LeanRL": 6.144, "LeanRL, compiled": 2.048}
     lean = {x: 2 * y for x, y in lean.items()}
     listed_race(path, "PPO beside LeanRL", [2048, 20480, 20480], **lean)
+    listed_race(path, "PPO beside rlox and RLtools", [2048] * 2, Linen=0.1, rlox=0.4)
     found = control.costs(path, "PPO").set_index("program")
     assert found["estimate"].round(6).to_dict() == {
         "Linen": 1,
         "CleanRL": 2,
         "LeanRL": 3,
         "LeanRL, compiled": 1,
+        "rlox": 4,
     }
     assert found["step"]["LeanRL"] == pytest.approx(1e6 * 5.5 * 3 * 0.2048 / 2048)
 
