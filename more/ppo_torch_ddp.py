@@ -505,16 +505,8 @@ def train(args: Args) -> None:
     log_type = RunLog if rank == 0 else QuietLog  # only the first rank writes the run folder
     packages = ["torch", "jax", "jaxlib", "gymnax", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    num_threads = torch.get_num_threads()
-    log: Any = log_type(
-        args,
-        iteration,
-        packages,
-        device=device_name,
-        devices=world_size,
-        num_threads=num_threads,
-        **spaces,
-    )
+    extra = {"devices": world_size, "num_threads": torch.get_num_threads()}
+    log: Any = log_type(args, iteration, packages, device=device_name, **extra, **spaces)
 
     rows = slice(rank * share.num_envs, (rank + 1) * share.num_envs)
     obs, env_state = jax.tree.map(lambda x: x[rows], (obs, env_state))

@@ -145,7 +145,7 @@ def test_functions_are_identical_in_all_scripts(wanted, names):
         ("ppo_linen", "ppo_linen_sharded", 142),
         ("ppo_linen_sharded", "ppo_nnx_sharded", 191),
         ("ppo_nnx_tree", "ppo_nnx_sharded", 146),
-        ("ppo_torch", "ppo_torch_ddp", 200),
+        ("ppo_torch", "ppo_torch_ddp", 194),
         ("ppo_linen", "ppo_linen_gymnasium", 250),
         ("ppo_torch", "ppo_torch_gymnasium", 276),
         ("ppo_linen_gymnasium", "ppo_nnx_gymnasium", 112),
