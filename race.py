@@ -6,10 +6,11 @@
     python race.py ppo_linen.py "python ../cleanrl/ppo.py @SPS:" --steps 512 --name JAX CleanRL
     python race.py --study studies/control  # the missing races of a study
 
-All programs start, compile and are paused. Then they run interleaved: in each round, every program
-has a turn of one second while the others are paused. Other load on the machine slows all programs
-equally, so the ratio of the times of two programs varies much less than the times themselves. The
-race ends when each ratio is known to within --within, or after --turns rounds.
+All programs start and compile, and are then paused. After that, they run interleaved: in each
+round, every program runs for one second while the others are paused. Other load on the machine
+slows all programs equally, so the ratio of the times of two programs varies much less than the
+times themselves. The race ends when each ratio is known to within --within, or after --turns
+rounds.
 
 A program is a script of this project, a copy of one, or a command in quotes. Flags after -- are
 passed to all scripts; to pass a flag to only one of them, quote the script and the flag together.
@@ -59,7 +60,7 @@ class Args(Settings):
     study: Path | None = None  # study folder; run the missing races of its races.toml
     within: float = 0.03  # end when each ratio is known to within this fraction
     steps: tuple[int, ...] = ()  # environment steps per progress line of each program with @TEXT
-    names: Annotated[tuple[str, ...], tyro.conf.arg(name="name")] = ()  # programs in the table
+    names: Annotated[tuple[str, ...], tyro.conf.arg(name="name")] = ()  # program names in the table
     out: Path | None = None  # output file; default a new file in races/
 
     def __post_init__(self) -> None:

@@ -510,8 +510,8 @@ def train(args: Args) -> None:
 
     rows = slice(rank * share.num_envs, (rank + 1) * share.num_envs)
     obs, env_state = jax.tree.map(lambda x: x[rows], (obs, env_state))
-    # On a GPU, actions arrive by DLPack and are committed to a device, and so is the next state. If
-    # the initial state were not, step_fn would compile twice.
+    # On a GPU, actions arrive through DLPack as committed arrays, so the next state is committed
+    # too. If the initial state were uncommitted, step_fn would compile twice.
     jax_device = jax.devices(device.type)[0]
     obs, env_state = jax.device_put((obs, env_state), jax_device)
     obs = to_torch(obs)

@@ -568,8 +568,8 @@ def train(args: Args) -> None:
 
     iteration = 0
     agent, optimizer, generators = make_agents(args, env.obs_shape, env.num_actions, device)
-    # On a GPU, actions arrive by DLPack and are committed to a device, and so is the next state. If
-    # the initial state were not, step_fn would compile twice.
+    # On a GPU, actions arrive through DLPack as committed arrays, so the next state is committed
+    # too. If the initial state were uncommitted, step_fn would compile twice.
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
     keys = jax.device_put(jax.vmap(jax.random.PRNGKey)(seeds), jax.devices(device.type)[0])
     obs, env_state = jax.jit(jax.vmap(env.reset))(keys)

@@ -488,8 +488,8 @@ def train(args: Args) -> None:
     torch.manual_seed(args.seed)
     iteration = 0
     agent, target_critics, optimizer = make_agent(args, env.obs_shape, env.action_dim, device)
-    # On a GPU, actions arrive by DLPack and are committed to a device, and so is the next state. If
-    # the initial state were not, step_fn would compile twice.
+    # On a GPU, actions arrive through DLPack as committed arrays, so the next state is committed
+    # too. If the initial state were uncommitted, step_fn would compile twice.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
     replay = Replay(args, env.obs_shape, obs.dtype, env.action_dim, device)
