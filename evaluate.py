@@ -27,7 +27,8 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -344,32 +345,6 @@ def compare(a: list[float], b: list[float]) -> str:
 
 
 # === GIF ========================================================================================
-class AtariScreens(gymnasium.vector.VectorWrapper):
-    """Show the screens of Atari games in color.
-
-    ale-py does not render its vector environments. A second vector environment therefore plays the
-    same games, with the same seeds and actions, and its observations are the screens.
-    """
-
-    render_mode: Any = "rgb_array"
-
-    def __init__(self, envs: Any) -> None:
-        super().__init__(envs)
-        options: Any = {"grayscale": False, "stack_num": 1, "img_height": 210, "img_width": 160}
-        self.twin = gymnasium.make_vec(envs.spec, envs.num_envs, "vector_entry_point", **options)
-
-    def reset(self, **options: Any) -> Any:
-        self.screens, _ = self.twin.reset(**options)
-        return self.env.reset(**options)
-
-    def step(self, actions: np.ndarray) -> Any:
-        self.screens, *_ = self.twin.step(actions)
-        return self.env.step(actions)
-
-    def render(self) -> Any:
-        return self.screens[:, -1].copy()  # (N, 210, 160, 3) uint8
-
-
 def make_renderer(run: Run, envs: Any) -> Callable:
     """Return a function that maps observations to an image of the first environment.
 
@@ -412,23 +387,20 @@ def draw_observation(obs: np.ndarray) -> np.ndarray:
     return row.repeat(obs.size // 8 + 1, axis=0)
 
 
-def draw_episode(run: Run, args: Args) -> list[np.ndarray]:
-    """Return one panel per step of the first episode."""
+def draw_episode(run: Run, args: Args) -> Iterator[np.ndarray]:
+    """Play the first episode, at most 500 steps of it. Yield one panel per step."""
     options = {}
     if hasattr(run.script, "gymnasium") and "MinAtar/" not in run.args.env_id:
         with make_env(run, args, 1) as env:  # closed first: there may be only one per process
             if "rgb_array" in env.envs.metadata.get("render_modes", ()):
                 options["render_mode"] = "rgb_array"
-    panels = []
     with make_env(run, args, 1, **options) as env:
-        if getattr(env, "is_atari", False):
-            env.envs = AtariScreens(env.envs)
-        for image, results, done, capped in play(run, env, args, render=True):
+        steps = islice(play(run, env, args, render=True), 500)
+        for image, results, done, capped in steps:
             result = f"return {results['episode_return'][0]:g}{', finished' if done[0] else ''}"
-            panels.append(draw_panel(run, args, image, result))
+            yield draw_panel(run, args, image, result)
             if done[0] or capped[0]:
                 break
-    return panels
 
 
 def draw_panel(run: Run, args: Args, image: Any, result: str) -> np.ndarray:
@@ -444,21 +416,21 @@ def draw_panel(run: Run, args: Args, image: Any, result: str) -> np.ndarray:
 
 
 def draw(runs: list[Run], args: Args, path: Path) -> None:
-    """Write a GIF with one panel per run: the first 500 steps of the first episode.
+    """Write a GIF with one panel per run.
 
-    A shorter episode shows its last frame until the longest one ends.
+    All episodes are played at the same time, to hold only one frame in memory. An episode that has
+    ended shows its last panel until the longest one ends.
     """
-    args = replace(args, max_steps=min(args.max_steps, 500))
     episodes = [draw_episode(run, args) for run in runs]
-    length = max(len(panels) for panels in episodes)
 
-    def frame(number: int) -> Image.Image:
-        panels = [panels[min(number, len(panels) - 1)] for panels in episodes]
-        return Image.fromarray(np.hstack(panels))
+    def frames() -> Iterator[Image.Image]:
+        last: dict[int, np.ndarray] = {}
+        for panels in zip_longest(*episodes):
+            last |= {i: panel for i, panel in enumerate(panels) if panel is not None}
+            yield Image.fromarray(np.hstack([*last.values()]))
 
-    rest = map(frame, range(1, length))  # one frame at a time, to save memory
-    duration = min(100, 10_000 // length)  # ms per frame: at most 10 s in total
-    frame(0).save(path, "gif", save_all=True, append_images=rest, duration=duration, loop=0)
+    images = frames()
+    next(images).save(path, "gif", save_all=True, append_images=images, duration=30, loop=0)
 
 
 # === Command line ===============================================================================
