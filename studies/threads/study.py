@@ -31,28 +31,31 @@ def pairs(path: Path, one: str, two: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["program", "ms", *Interval._fields])
 
 
-def torch_table(path: Path) -> Table:
-    """Return the ratio of the times with one thread and with two, on idle and on busy cores."""
-    idle = pairs(path, ONE, TWO)
-    busy = pairs(path.parent / "busy/races.jsonl", ONE, TWO)
+def idle_and_busy(path: Path, one: str, two: str) -> pd.DataFrame:
+    """Return pairs on idle cores, with the ratio on busy cores in columns named busy_."""
+    busy = pairs(path.parent / "busy/races.jsonl", one, two)
     busy = busy.drop(columns="ms").set_index("program").add_prefix("busy_")
+    return pairs(path, one, two).join(busy, on="program")
+
+
+def torch_table(path: Path) -> Table:
     columns = {
         "script and network": text("program"),
         "time per iteration, two threads (ms)": value("ms"),
         "one thread / two threads, idle": multiple(),
         "one thread / two threads, busy": multiple("busy_"),
     }
-    return table_of("threads_torch", "PyTorch", idle.join(busy, on="program"), columns)
+    return table_of("threads_torch", "PyTorch", idle_and_busy(path, ONE, TWO), columns)
 
 
 def jax_table(path: Path) -> Table:
-    idle = pairs(path, WITHOUT, WITH)
     columns = {
         "script and network": text("program"),
         "time per iteration, with threads (ms)": value("ms"),
-        "without threads / with threads": multiple(),
+        "without threads / with threads, idle": multiple(),
+        "without threads / with threads, busy": multiple("busy_"),
     }
-    return table_of("threads_jax", "JAX", idle, columns)
+    return table_of("threads_jax", "JAX", idle_and_busy(path, WITHOUT, WITH), columns)
 
 
 def linen_table(path: Path) -> Table:

@@ -374,11 +374,14 @@ def test_one_thread_beside_two(tmp_path):
     listed_race(path, "torch", **{threads.ONE: 2.0, threads.TWO: 1.0, "Linen": 0.5})
     listed_race(path, "jax", **{threads.WITHOUT: 1.0, threads.WITH: 4.0})
     (tmp_path / "busy").mkdir()
-    listed_race(tmp_path / "busy/races.jsonl", "torch", **{threads.ONE: 1.0, threads.TWO: 3.0})
+    busy = tmp_path / "busy/races.jsonl"
+    listed_race(busy, "torch", **{threads.ONE: 1.0, threads.TWO: 3.0})
+    listed_race(busy, "jax", **{threads.WITHOUT: 1.0, threads.WITH: 2.0})
     [row] = threads.torch_table(path).cells.to_dict("records")
     ratios = list(row.values())
     assert ratios == ["torch", "5,500", "2.00× [2.00, 2.00]", "0.333× [0.333, 0.333]"]
     [row] = threads.linen_table(path).cells.to_dict("records")
     assert list(row.values()) == ["torch", "4.00× [4.00, 4.00]", "2.00× [2.00, 2.00]"]
     [row] = threads.jax_table(path).cells.to_dict("records")
-    assert list(row.values()) == ["jax", "22,000", "0.250× [0.250, 0.250]"]
+    ratios = list(row.values())
+    assert ratios == ["jax", "22,000", "0.250× [0.250, 0.250]", "0.500× [0.500, 0.500]"]
