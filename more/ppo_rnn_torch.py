@@ -498,12 +498,12 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, or continue a run."""
-    # For small networks, one thread is usually faster than PyTorch's default of one per core.
+    # With small networks, PyTorch's default of one thread per core is slow on a busy machine.
     if max(args.hidden_sizes, default=0) < 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
-    # "high" and "medium" are the same here: JAX's default, which allows TF32 on a GPU.
     torch.backends.cudnn.allow_tf32 = args.matmul_precision != "highest"  # for the GRU
+    # "high" and "medium" are the same here: JAX's default, which allows TF32 on a GPU.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     device = choose_device()
