@@ -52,7 +52,7 @@ COPIED_RATE = '    learning_rate = optimizer.param_groups[0]["lr"].clone()\n'
 # A scheduler would wrap optimizer.step in a function that cannot be compiled.
 SET_RATE = '''\
 def set_learning_rate(optimizer, args: Args) -> None:
-    """Set the learning rate of the next step. It is a tensor, because numbers are inlined."""
+    """Set the learning rate of the next step, a tensor, because numbers are inlined."""
     steps = int(next(iter(optimizer.state.values()))["step"])
     factor = learning_rate_factor(steps, args)
     optimizer.param_groups[0]["lr"].fill_(args.learning_rate * factor)
@@ -71,7 +71,7 @@ LOAD = '        optimizer.load_state_dict(checkpoint["optimizer"])\n'
 
 
 def step(decorator: str) -> dict[str, str]:
-    """Compile the policy and the minibatch step, as in LeanRL."""
+    """Return the changes that compile the policy and the minibatch step, as in LeanRL."""
     return {
         "from torch.optim.lr_scheduler import LambdaLR\n": "",
         ADAM: TENSOR_RATE,
@@ -136,7 +136,7 @@ def adam_step(agent, optimizer, args: Args, grad):
 """,
 }
 TRACE_AUTOGRAD = excerpt(COMPILED, "    torch._dynamo.config.trace_autograd", "    options: dict")
-# The loss and its gradient are separate graphs: autograd calls the second one.
+# The loss and its gradient are separate graphs; torch.autograd.grad calls the second one.
 THREE_GRAPHS = {
     TRACE_AUTOGRAD: "",
     MINIBATCH_STEP: """\

@@ -22,12 +22,12 @@
     uv run studies/peers/ppo_pufferlib.py --env-source c
     python race.py --study studies/peers
 
-pufferlib-core is a fork of PufferLib 3 by Metta AI, without its environments. PufferLib 3 needs
-downloads to build, and PufferLib 4 needs CUDA. With --env-source c, the environments are those of
-cartpole.c, which needs a C compiler; they use PufferLib's native interface, for which it was made.
+pufferlib-core is Metta AI's fork of PufferLib 3, without the environments. PufferLib 3 needs
+downloads to build, and PufferLib 4 needs CUDA. --env-source c selects cartpole.c, which needs a C
+compiler and uses PufferLib's native interface, for which PufferLib is optimized.
 
 Differences from our script: a minibatch is four whole rollouts of single environments, drawn at
-random, so an epoch may repeat some steps and miss others; advantages are computed again for each
+random, so an epoch may repeat some steps and miss others; advantages are recomputed for each
 minibatch, with the latest values and importance weights; the last step of a rollout has advantage
 0; a truncation is ignored, so the advantage continues into the next episode; the learning rate
 follows a cosine and decays per iteration. With --env-source gymnasium, a reset takes an extra step.
@@ -183,7 +183,7 @@ def main() -> None:
         trainer.train()
         trainer.stats.clear()
         log.write(describe(returns, []))
-    trainer.utilization.stop()  # a thread that measures the load
+    trainer.utilization.stop()  # the thread that measures the load
     envs.close()
     log.finish()
 

@@ -43,7 +43,7 @@ RESAMPLES = 10_000
 LINEN, TORCH = (f"ppo_continuous_{x}_gymnasium" for x in ("linen", "torch"))
 NAMES = {LINEN: "Linen", TORCH: "PyTorch"}
 RUN = ["mode", "processor", "num_iterations", "seed"]  # columns that identify a HalfCheetah run
-# What the published returns are means of, and the column with our returns of the same kind.
+# Kind of a published return -> its description, and the column with our returns of that kind.
 PROTOCOLS = {
     "training": ("last 100 training episodes", "return"),
     "greedy": ("evaluation of one agent, greedy", "greedy_return"),

@@ -13,7 +13,7 @@ from analysis.runs import load
 from analysis.tables import across, texts
 
 ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
-LEARNED = ("Pendulum-v1", "InvertedPendulum-v5")  # studies/returns has PPO on the others
+LEARNED = ("Pendulum-v1", "InvertedPendulum-v5")  # the others are in studies/returns
 ABLATIONS = {
     "norm_obs": "observations not normalized",
     "norm_reward": "rewards not scaled",

@@ -21,7 +21,7 @@ INTEL = {
 
 
 def pairs(path: Path, one: str, two: str) -> pd.DataFrame:
-    """Return a row per race of programs one and two: the time of two, and the ratio one / two."""
+    """Return a row per race of `one` and `two`, with the time of `two` and the ratio one / two."""
     rows = []
     for name, race in races.named(path).items():
         times = race.times()
