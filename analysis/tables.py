@@ -319,7 +319,7 @@ def only_version(versions: pd.Series) -> pd.Series:
 
 
 def threads(runs: pd.DataFrame) -> str:
-    """Return a sentence with the number of PyTorch threads in each script."""
+    """Return a sentence with the number of PyTorch threads of each script."""
     found = runs.dropna(subset="num_threads").groupby("mode", sort=False)["num_threads"].unique()
     counts = [f"{mode} {', '.join(f'{x:g}' for x in sorted(each))}" for mode, each in found.items()]
     return f"PyTorch threads: {'; '.join(counts)}. JAX uses all cores." if counts else ""
