@@ -15,7 +15,7 @@ rounds.
 A program is a script of this project, a copy of one, or a command in quotes. Flags after -- are
 passed to all scripts; to pass a flag to only one of them, quote the script and the flag together.
 For any other program, append @TEXT, where TEXT appears in its progress lines and nowhere else. A
-race measures only the time per iteration; benchmark.sh also measures start-up and memory.
+race measures only the time per iteration; benchmark.sh also measures startup and returns.
 """
 
 import fcntl

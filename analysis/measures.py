@@ -30,7 +30,7 @@ MODES = (
 WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")
 # A framework is compared with its first compile mode in this list.
 COMPILED = (*WHOLLY_COMPILED, "env.jit")
-PARTS = ("imports", "setup", "first")  # parts of the start-up time
+PARTS = ("imports", "setup", "first")  # parts of the startup time
 FARTHEST = 10  # extrapolate to at most this multiple of the measured length
 
 
@@ -206,7 +206,7 @@ def summarize(
 
 
 def startups(experiment: Experiment) -> pd.DataFrame:
-    """Return the start-up time, its parts, and the difference from the baseline in seconds."""
+    """Return the startup time, its parts, and the difference from the baseline in seconds."""
     known = comparable(timed(experiment.runs), "startup")
     keys = ["size", "mode"]
     table = summarize(known, ("startup", "early"), experiment.baseline)[[*keys, "startup", "early"]]

@@ -112,7 +112,7 @@ def cells(experiment: Experiment) -> pd.DataFrame:
 
 
 def durations(runs: pd.DataFrame, baseline: str, by: tuple[str, ...] = ("size",)) -> pd.DataFrame:
-    """Summarize the durations of start-up, iterations and training."""
+    """Summarize the durations of startup, iterations and training."""
     values = ("startup", "steady", measures.whole(runs) or "process")
     return measures.summarize(runs, values, baseline, by)
 
