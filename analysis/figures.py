@@ -300,7 +300,7 @@ def spread(values: pd.DataFrame, intervals: dict[str, Interval], xlabel: str) ->
 
 @styled
 def ratios(panels: dict[str, pd.DataFrame], ours: Iterable[str], xlabel: str) -> Figure:
-    """Plot one bar per program, the shortest first; programs in `ours` have their own color.
+    """Plot one bar per program, the shortest first; programs in `ours` have a different color.
 
     panels maps titles to tables with the columns program, estimate, low and high.
     """

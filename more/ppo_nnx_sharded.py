@@ -44,7 +44,7 @@ import jax
 
 if __name__ == "__main__" and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
     # Connect the processes that srun started. Importing gymnax would start JAX in each separately.
-    # If a process is killed, the others end after 15 seconds; if it raises, after a minute.
+    # If a process is killed, the others end after 15 s; if it raises an exception, after 60 s.
     jax.distributed.initialize(heartbeat_timeout_seconds=15, shutdown_timeout_seconds=60)
 
 import gymnax
