@@ -13,6 +13,7 @@ killed, run the same command again to continue.
 
 import hashlib
 import importlib
+import io
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass
 from functools import partial
 from operator import methodcaller
@@ -54,7 +56,8 @@ except ImportError as error:
 
 HERE = Path(__file__).resolve().parent
 # Search space; settings that the script does not have are skipped. LOW:HIGH is uniform, or
-# log-uniform with :log. A,B,C is a choice between these values and the default.
+# log-uniform with :log. A,B,C is a choice between these values and the default. Values that the
+# script rejects are dropped.
 SPACE = {
     "learning_rate": "1e-5:1e-2:log",
     "anneal_lr": "True,False",
@@ -180,7 +183,7 @@ def parse_range(name: str, text: str, given: Any) -> Callable:
     """Return a function that proposes a value from NAME=RANGE in a trial."""
     if ":" not in text:
         values = [parse(name, word, given) for word in text.split(",")]
-        choices = dict.fromkeys([*values, shown(getattr(given, name))])
+        choices = dict.fromkeys(x for x in [*values, shown(getattr(given, name))] if x is not None)
         return methodcaller("suggest_categorical", name, list(choices))
     try:
         low, high = (parse(name, word, given) for word in text.removesuffix(":log").split(":"))
@@ -193,13 +196,19 @@ def parse_range(name: str, text: str, given: Any) -> Callable:
 
 
 def parse(name: str, word: str, given: Any) -> Any:
-    """Return the value of a setting; if the script rejects it, tyro exits."""
+    """Return the value of a setting; if the script rejects it, print the reason and return None."""
     if word.endswith("%"):
         word = f"{given.total_timesteps * float(word[:-1]) / 100:.0f}"
     words = word.split("x") if isinstance(getattr(given, name), tuple) else [word]
     words.insert(0, f"--{name.replace('_', '-')}")
     config = (tyro.conf.FlagConversionOff,)  # --anneal-lr False instead of --no-anneal-lr
-    return shown(getattr(tyro.cli(type(given), args=words, default=given, config=config), name))
+    try:
+        with redirect_stderr(io.StringIO()) as output:
+            args = tyro.cli(type(given), args=words, default=given, config=config)
+    except SystemExit:
+        print(f"Leaving out {name}={word}: {reason_of(output.getvalue())}")
+        return None
+    return shown(getattr(args, name))
 
 
 def words_of(settings: dict[str, Any]) -> list[str]:
@@ -279,7 +288,7 @@ def objective(command: Command, trial: optuna.Trial) -> float:
     folders = [command.folder / "trials" / f"{trial.number:04d}-seed-{seed}" for seed in seeds]
     recent: list[float] = []  # training return of each finished seed
     try:
-        for seed, folder in zip(seeds, folders, strict=True):
+        for seed, folder in enumerate(folders, 1):
             train(command, folder, settings, seed)
             value = training_return(folder)
             if value is not None:
@@ -313,8 +322,7 @@ def completed(study: optuna.Study) -> list[FrozenTrial]:
 def retry(study: optuna.Study, trial: FrozenTrial) -> None:
     """Queue the settings of an interrupted trial again.
 
-    Optuna's RetryHeartbeatStaleTrialCallback raises an error if a setting is outside the search
-    space, as a default can be.
+    Optuna's RetryHeartbeatStaleTrialCallback fails if a default is outside the search space.
     """
     study.enqueue_trial(trial.system_attrs.get("fixed_params", trial.params))
 
