@@ -361,8 +361,9 @@ def compare(command: Command) -> dict[str, Any]:
     """Compare the best settings with the defaults, after training both with held-out seeds."""
     best = command.study.best_trial
     defaults = [x.value for x in completed(command.study) if x.params == command.defaults]
+    name = "defaults" if best.params == command.defaults else f"trial-{best.number:04d}"
     of_defaults = held_out_returns(command, "defaults", command.defaults)
-    of_best = held_out_returns(command, f"trial-{best.number:04d}", best.params)
+    of_best = held_out_returns(command, name, best.params)
     # Two returns of minus infinity differ by 0.
     differences = [x - y if x != y else 0.0 for x, y in zip(of_best, of_defaults, strict=True)]
     words = ["python", str(command.args.script), *command.words, *words_of(best.params)]
