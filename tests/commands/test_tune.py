@@ -523,10 +523,8 @@ def begin_command(monkeypatch):
     sys.modules.pop("fake", None)
 
 
-def test_a_trial_of_a_real_script(tmp_path, compiled, begin_command, monkeypatch):
-    for name, value in compiled.items():
-        monkeypatch.setenv(name, value)
-    words = "ppo_linen --trials 1 --num-seeds 1 --episodes 8"
+def test_a_trial_of_a_real_script(tmp_path, begin_command):
+    words = "ppo_torch_gymnasium --trials 1 --num-seeds 1 --episodes 8"
     words += " --num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2"
     words += " --hidden-sizes 8 8 --total-timesteps 512"
     command = begin_command(tmp_path, *words.split())
