@@ -551,7 +551,7 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
         changed = f"study {name} was started with different settings ({other[0]})"
         fail(f"{changed}; choose a different --study")
     study.set_user_attr("begun", begun)
-    # A resumed study and a second machine need new proposals, so the seed depends on the trials.
+    # A resumed study and a second machine need new proposals, so the seed counts the trials.
     seed = args.seed + len(study.trials)
     # TPE keeps a separate history for each Hyperband bracket, so start each with few random trials.
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)

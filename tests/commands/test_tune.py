@@ -415,6 +415,8 @@ def test_usage_errors(project, words, sentence):
 def test_a_study_continues_only_with_the_same_settings_and_in_one_command(project):
     words = [*QUICK, "--trials", 1]
     assert run(project, *words)[0] == 0
+    held_out = {x for x in started(project) if x[0] != "0"}
+    assert held_out == {"defaults-seed-1001"}  # the defaults are also the best settings
     changed = f"study {NAME} was started with different settings (episodes)"
     sentence = f"{changed}; choose a different --study\n"
     assert run(project, *words, "--episodes", 6)[::2] == (2, sentence)
