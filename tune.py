@@ -162,10 +162,8 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
     if hasattr(given, "train_frequency"):
         fixed.add("num_steps")  # in DQN and SAC, num_steps sets how often metrics are logged
     free = asdict(given).keys() - fixed
-    if not asked:
-        return {name: text for name, text in space.items() if name in free}
     ranges = {}
-    for word in asked:
+    for word in asked or [name for name in space if name in free]:
         name, _, text = word.partition("=")
         name = name.replace("-", "_")
         if name not in free:
