@@ -26,8 +26,8 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import redirect_stderr
+from dataclasses import asdict, dataclass
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -40,7 +40,6 @@ from scipy import stats
 from analysis import formatting
 from analysis.catalog import SCRIPTS, file_of
 from analysis.describe import last_return
-from analysis.schema import clean
 from analysis.stats import mean
 from bench import processes
 
@@ -80,23 +79,15 @@ SPACE = {
     "exploration_steps": "2%:50%:log",
     "loss": "mse,huber",
     "hidden_sizes": "64x64,128x128,256x256",
-}
-CONTINUOUS_SPACE = {  # changes to SPACE for continuous actions
     "norm_obs": "True,False",
     "norm_reward": "True,False",
-    "ent_coef": "0.0,1e-4,1e-3,1e-2",  # the default is 0, which has no logarithm
-}
-SAC_SPACE = {
-    "batch_size": "64,128,256",
-    "train_frequency": "1:8:log",
     "tau": "1e-3:5e-2:log",
 }
-# These change the task, or the files that a run writes, but not the agent.
-NOT_SEARCHED = {"env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions"}
-NOT_SEARCHED |= {"seed", "runs_dir", "run_name", "resume", "save_every", "save_replay", "track"}
+# In continuous PPO, the default of ent_coef is 0, which has no logarithm.
+CONTINUOUS_SPACE = SPACE | {"ent_coef": "0.0,1e-4,1e-3,1e-2"}
+SAC_SPACE = SPACE | {"batch_size": "64,128,256", "train_frequency": "1:8:log"}
 HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., held-out runs with seeds 1001, 1002, ...
 TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # evaluation seeds
-GRACE = 10  # seconds from SIGTERM to SIGKILL
 USAGE_ERROR = "ended with status 2"  # the exit status of argparse and tyro
 DIVERGED = "NaN or infinite"  # part of the errors of scripts and evaluate.py after divergence
 
@@ -112,7 +103,6 @@ class Args:
     space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # NAME, NAME=LOW:HIGH[:log], NAME=A,B,C
     pruner: Literal["hyperband", "none"] = "hyperband"  # algorithm that stops unpromising trials
     seed: int = 1  # seed of the sampler; trials train with seeds 1 to num_seeds
-    timeout: float = 86_400.0  # seconds after which a run or an evaluation counts as hanging
     study: str = ""  # name of the study; default SCRIPT__ENVIRONMENT
     studies_dir: Path = Path("tuned")  # folder with one folder per study
     storage: str = ""  # database, such as postgresql://...; default SQLite in the study's folder
@@ -136,16 +126,10 @@ class Command:
     folder: Path  # the folder of the study
     study: optuna.Study
     file_lock: FileLock  # held until this process ends, so that no other one runs the study
-    mark: str = field(default_factory=processes.new_mark)  # identifies the processes of all runs
-    status: int = 0  # exit status; not 0 after a signal
 
 
 class TrialError(Exception):
     """Raised if a trial fails; the message is one sentence."""
-
-
-class Stopped(Exception):
-    """Raised after a signal."""
 
 
 def fail(reason: str) -> NoReturn:
@@ -169,23 +153,21 @@ def ask_script(path: Path, words: list[str]) -> Any:
 def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str, str]:
     """Return the search space as a mapping from settings to ranges in the syntax of --space."""
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
-    fixed = NOT_SEARCHED | {flag.removeprefix("no-").replace("-", "_") for flag in flags}
+    fixed = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
     space = SPACE
     if hasattr(given, "norm_obs"):
-        space = SPACE | CONTINUOUS_SPACE
+        space = CONTINUOUS_SPACE
     if hasattr(given, "tau"):
-        space = SPACE | SAC_SPACE
+        space = SAC_SPACE
     if hasattr(given, "train_frequency"):
         fixed.add("num_steps")  # in DQN and SAC, num_steps sets how often metrics are logged
     free = asdict(given).keys() - fixed
-    if not asked:
-        return {name: text for name, text in space.items() if name in free}
     ranges = {}
-    for word in asked:
+    for word in asked or [name for name in space if name in free]:
         name, _, text = word.partition("=")
         name = name.replace("-", "_")
         if name not in free:
-            fail(f"--space {word}: {name} is not in the script, is fixed, or changes the task")
+            fail(f"--space {word}: {name} is fixed, or is not a flag of the script")
         ranges[name] = text or space.get(name, "")
     return ranges
 
@@ -218,9 +200,8 @@ def parse(name: str, word: str, given: Any) -> Any:
     words = word.split("x") if isinstance(getattr(given, name), tuple) else [word]
     words.insert(0, f"--{name.replace('_', '-')}")
     config = (tyro.conf.FlagConversionOff,)  # --anneal-lr False instead of --no-anneal-lr
-    output = io.StringIO()
     try:
-        with redirect_stderr(output):
+        with redirect_stderr(io.StringIO()) as output:
             args = tyro.cli(type(given), args=words, default=given, config=config)
     except SystemExit:
         print(f"Leaving out {name}={word}: {reason_of(output.getvalue())}")
@@ -243,25 +224,17 @@ def words_of(settings: dict[str, Any]) -> list[str]:
 
 
 # === Runs =======================================================================================
-def run(command: Command, words: list[str], log: Path) -> None:
-    """Run a script to completion, or raise TrialError or Stopped."""
+def run(words: list[str], log: Path) -> None:
+    """Run a script to completion, or raise TrialError and keep its output."""
     log.parent.mkdir(exist_ok=True)
-    status = None
-    if command.status == 0:
-        with open(log, "wb") as file, suppress(subprocess.TimeoutExpired):
-            status = subprocess.run(
-                [sys.executable, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=os.environ | {processes.MARK: command.mark},
-                timeout=command.args.timeout,
-                start_new_session=True,  # Ctrl-C in the terminal reaches only tune.py
-            ).returncode
-    if command.status != 0:
-        raise Stopped
-    if status is None:
-        raise TrialError(f"not finished after {command.args.timeout:g} s")
+    with open(log, "wb") as file:
+        status = subprocess.run(
+            [sys.executable, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,  # Ctrl-C in the terminal reaches only tune.py
+        ).returncode
     if status != 0:
         reason = reason_of(log.read_text(errors="replace"))
         raise TrialError(f"{Path(words[0]).name} ended with status {status}: {reason}")
@@ -272,7 +245,7 @@ def reason_of(output: str) -> str:
     """Return the error that ended a script: of tyro, the last exception, or the last line."""
     lines = [x for line in output.splitlines() if (x := line.strip("│╭╮╰╯─ "))]
     errors = [x for x in lines if re.match(r"Error parsing|Diverged|[\w.]+(Error|Exception)\b", x)]
-    return clean([*lines[-1:], *errors][-1])[:500] if lines else "no output"
+    return [*lines[-1:], *errors][-1][:500] if lines else "no output"
 
 
 def train(command: Command, folder: Path, settings: dict[str, Any], seed: int) -> None:
@@ -280,7 +253,7 @@ def train(command: Command, folder: Path, settings: dict[str, Any], seed: int) -
     shutil.rmtree(folder, ignore_errors=True)  # an interrupted run, or one from a deleted study
     given = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
     words = [*command.words, *words_of(settings), *words_of(given)]
-    run(command, [str(command.args.script), *words], Path(f"{folder}.log"))
+    run([str(command.args.script), *words], Path(f"{folder}.log"))
 
 
 def evaluate(command: Command, folders: list[Path], seed: int) -> list[float]:
@@ -288,7 +261,7 @@ def evaluate(command: Command, folders: list[Path], seed: int) -> list[float]:
     words = [str(HERE / "evaluate.py"), *map(str, folders)]
     words += ["--episodes", str(command.args.episodes), "--seed", str(seed)]
     words += ["--script", str(command.args.script), "--env-id", command.env_id]
-    run(command, words, Path(f"{folders[0]}.evaluate.log"))
+    run(words, Path(f"{folders[0]}.evaluate.log"))
     returns = [read_json(folder / "evaluation.json")["return"]["mean"] for folder in folders]
     if not np.isfinite(returns).all():
         raise TrialError("the return of an agent is NaN or infinite")
@@ -299,24 +272,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of metrics.jsonl."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    return list(map(json.loads, lines))
+def training_return(folder: Path) -> float | None:
+    """Return the mean return of the last training episodes; None if too few finished."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return last_return(list(map(json.loads, lines)))
 
 
 # === Trials =====================================================================================
 def objective(command: Command, trial: optuna.Trial) -> float:
     """Train and evaluate; return the interquartile mean of the returns over seeds."""
     settings = {name: propose(trial) for name, propose in command.space.items()}
-    folders = runs_of(command, trial.number)
+    seeds = range(1, 1 + command.args.num_seeds)
+    folders = [command.folder / "trials" / f"{trial.number:04d}-seed-{seed}" for seed in seeds]
     recent: list[float] = []  # training return of each finished seed
     try:
         for seed, folder in enumerate(folders, 1):
             train(command, folder, settings, seed)
-            value = last_return(read_rows(folder))
-            if value is not None:  # None if too few episodes finished
+            value = training_return(folder)
+            if value is not None:
                 recent.append(value)
                 trial.report(stats.trim_mean(recent, 0.25), seed)
             if folder != folders[-1] and trial.should_prune():
@@ -327,14 +300,11 @@ def objective(command: Command, trial: optuna.Trial) -> float:
             sys.exit(str(error))  # all trials would fail, for example without a package
         trial.set_user_attr("error", str(error))
         raise
+    finally:
+        for path in (command.folder / "trials").glob(f"{trial.number:04d}-*/checkpoint.*"):
+            path.unlink()
     trial.set_user_attr("returns", returns)
     return stats.trim_mean(returns, 0.25)
-
-
-def runs_of(command: Command, number: int) -> list[Path]:
-    """Return the run folders of a trial, one per seed."""
-    seeds = range(1, 1 + command.args.num_seeds)
-    return [command.folder / "trials" / f"{number:04d}-seed-{seed}" for seed in seeds]
 
 
 def ended(study: optuna.Study) -> list[FrozenTrial]:
@@ -350,32 +320,23 @@ def completed(study: optuna.Study) -> list[FrozenTrial]:
 def retry(study: optuna.Study, trial: FrozenTrial) -> None:
     """Queue the settings of an interrupted trial again.
 
-    Optuna's RetryHeartbeatStaleTrialCallback raises an error if a setting is outside the search
-    space, as a default can be.
+    Optuna's RetryHeartbeatStaleTrialCallback fails if a default is outside the search space.
     """
-    settings = trial.system_attrs.get("fixed_params", trial.params)
-    study.enqueue_trial(settings, {"retry_of": trial.number})
+    study.enqueue_trial(trial.system_attrs.get("fixed_params", trial.params))
 
 
-def after_trial(command: Command, study: optuna.Study, trial: FrozenTrial) -> None:
-    """Report a trial, delete its checkpoints, and end the search if the study is complete."""
-    finished = ended(study)
-    if command.status != 0 or len(finished) >= command.args.trials:
+def report(command: Command, study: optuna.Study, trial: FrozenTrial) -> None:
+    """Print the result of a trial; end the search if the study is complete."""
+    count = len(ended(study))
+    if count >= command.args.trials:  # other machines may have run some of them
         study.stop()
-    if trial.state == TrialState.FAIL and "error" not in trial.user_attrs:
-        retry(study, trial)
-        return
-    for folder in runs_of(command, trial.number):
-        for path in folder.glob("checkpoint.*"):
-            path.unlink()
     result = trial.user_attrs.get("error", "pruned")
     if trial.state == TrialState.COMPLETE:
         result = f"{trial.value:.4g}"
     best = ""
     if completed(study):
         best = f", best {study.best_value:.4g} (trial {study.best_trial.number})"
-    count = f"{len(finished)}/{command.args.trials}"
-    print(f"trial {trial.number}: {result} | {count}{best}", flush=True)
+    print(f"trial {trial.number}: {result} | {count}/{command.args.trials}{best}", flush=True)
 
 
 def search(command: Command) -> None:
@@ -386,13 +347,11 @@ def search(command: Command) -> None:
             partial(objective, command),
             n_trials=missing,
             n_jobs=command.args.workers,
-            catch=(TrialError, Stopped),
-            callbacks=[partial(after_trial, command)],
+            catch=(TrialError,),
+            callbacks=[partial(report, command)],
         )
     columns = ("number", "state", "value", "duration", "params", "user_attrs")
     command.study.trials_dataframe(columns).to_csv(command.folder / "trials.csv", index=False)
-    if command.status != 0:
-        raise Stopped
 
 
 # === Evaluation =================================================================================
@@ -400,12 +359,13 @@ def compare(command: Command) -> dict[str, Any]:
     """Compare the best settings with the defaults, after training both with held-out seeds."""
     best = command.study.best_trial
     defaults = [x.value for x in completed(command.study) if x.params == command.defaults]
+    name = "defaults" if best.params == command.defaults else f"trial-{best.number:04d}"
     of_defaults = held_out_returns(command, "defaults", command.defaults)
-    of_best = held_out_returns(command, f"trial-{best.number:04d}", best.params)
+    of_best = held_out_returns(command, name, best.params)
     # Two returns of minus infinity differ by 0.
     differences = [x - y if x != y else 0.0 for x, y in zip(of_best, of_defaults, strict=True)]
     words = ["python", str(command.args.script), *command.words, *words_of(best.params)]
-    info = runs_of(command, best.number)[0] / "run.json"  # may be on another machine
+    info = command.folder / "fresh" / f"defaults-seed-{HELD_OUT + 1}" / "run.json"
     result = {
         "best_trial": best.number,
         "best_settings": best.params,
@@ -422,32 +382,33 @@ def compare(command: Command) -> dict[str, Any]:
 
 
 def held_out_returns(command: Command, name: str, settings: dict[str, Any]) -> list[float]:
-    """Train with held-out seeds; return the mean return of each agent.
-
-    If training diverged, the return is minus infinity. The study keeps the returns, so the next
-    command does not train these agents again.
-    """
-    known = command.study.user_attrs
-
-    def held_out_return(seed: int) -> float:
-        folder = command.folder / "fresh" / f"{name}-seed-{seed}"
-        if folder.name in known:
-            return known[folder.name]
-        try:
-            train(command, folder, settings, seed)
-            (value,) = evaluate(command, [folder], HELD_OUT_EPISODES)
-            print(f"{folder.name}: {value:.4g}", flush=True)
-        except TrialError as error:
-            if DIVERGED not in str(error):
-                raise
-            value = -np.inf
-            print(f"{folder.name}: {error}", flush=True)
-        command.study.set_user_attr(folder.name, value)
-        return value
-
+    """Train with held-out seeds; return the mean return of each agent."""
     seeds = range(HELD_OUT + 1, HELD_OUT + 1 + command.args.fresh_seeds)
     with ThreadPoolExecutor(command.args.workers) as pool:
-        return list(pool.map(held_out_return, seeds))
+        return list(pool.map(partial(held_out_return, command, name, settings), seeds))
+
+
+def held_out_return(command: Command, name: str, settings: dict[str, Any], seed: int) -> float:
+    """Train with one held-out seed; the return is minus infinity if training diverges.
+
+    The study keeps the return, so the next command does not train this agent again.
+    """
+    folder = command.folder / "fresh" / f"{name}-seed-{seed}"
+    known = command.study.user_attrs
+    if folder.name in known:
+        return known[folder.name]
+    try:
+        train(command, folder, settings, seed)
+        (value,) = evaluate(command, [folder], HELD_OUT_EPISODES)
+        result = f"{value:.4g}"
+    except TrialError as error:
+        if DIVERGED not in str(error):
+            raise
+        value = -np.inf
+        result = str(error)
+    print(f"{folder.name}: {result}", flush=True)
+    command.study.set_user_attr(folder.name, value)
+    return value
 
 
 def summary(returns: list[float]) -> dict[str, Any]:
@@ -491,7 +452,7 @@ def finish(command: Command) -> None:
         try:
             copy_to_mlflow(command, result)
         except Exception as error:  # a server or its client can raise anything
-            sys.exit(f"--mlflow: {clean(error)}; run the same command to try again")
+            sys.exit(f"--mlflow: {error}; run the same command to try again")
 
 
 def draw(study: optuna.Study, folder: Path) -> None:
@@ -509,7 +470,6 @@ def draw(study: optuna.Study, folder: Path) -> None:
 
 def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
     """Log a finished study as a run with one child run per trial."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     import mlflow
 
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ppo-rosetta"))
@@ -518,23 +478,14 @@ def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
         for trial in ended(command.study):
             tags = {"state": trial.state.name, "error": trial.user_attrs.get("error", "")}
             with mlflow.start_run(run_name=f"trial-{trial.number:04d}", nested=True, tags=tags):
-                mlflow.log_params(command.defaults | trial.params)
+                mlflow.log_params(trial.params)
                 if trial.state == TrialState.COMPLETE and trial.value is not None:
                     mlflow.log_metric("value", trial.value)
-                for seed, folder in enumerate(runs_of(command, trial.number), 1):
-                    for row in read_rows(folder):
-                        known = {f"{x}/seed-{seed}": y for x, y in row.items() if y is not None}
-                        mlflow.log_metrics(known, row["global_step"], synchronous=False)
-                mlflow.flush_async_logging()
         for part in ("best", "defaults", "best_minus_defaults"):
             mlflow.log_metric(f"fresh_seeds/{part}", result[part]["iqm"])
-        mlflow.set_tags({f"best/{name}": x for name, x in result["best_settings"].items()})
         for path in command.folder.iterdir():
             if path.suffix in (".json", ".csv", ".html", ".js"):
                 mlflow.log_artifact(str(path))
-        best = f"fresh/trial-{result['best_trial']:04d}-seed-*/checkpoint.*"
-        for path in sorted(command.folder.glob(best))[:1]:  # none if training diverged early
-            mlflow.log_artifacts(str(path.parent), "best")
 
 
 # === Command ====================================================================================
@@ -576,7 +527,7 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
     if args.pruner == "hyperband":
         pruner = optuna.pruners.HyperbandPruner(1, args.num_seeds, reduction_factor=2)
     storage = optuna.storages.RDBStorage(
-        args.storage or f"sqlite:///{folder.absolute()}/study.db?timeout=60",
+        args.storage or f"sqlite:///{folder.absolute()}/study.db",
         heartbeat_interval=10,  # seconds
         grace_period=60,  # seconds without a heartbeat after which a trial starts over
         heartbeat_stale_trial_callback=retry,
@@ -592,40 +543,43 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
         direction="maximize",
         load_if_exists=True,
     )
-    is_new = "begun" not in study.user_attrs
-    seed = args.seed if is_new and not args.storage else None  # machines need different proposals
-    # TPE keeps a separate history for each Hyperband bracket, so start each with few random trials.
-    study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
-    if is_new:
-        study.enqueue_trial(defaults, skip_if_exists=True)  # the first trial uses the defaults
-        study.set_user_attr("begun", begun)
-    other = [x for x in begun if begun[x] != study.user_attrs["begun"].get(x)]
+    started = study.user_attrs.get("begun", begun)
+    other = [x for x in begun if begun[x] != started.get(x)]
     if other:
         changed = f"study {name} was started with different settings ({other[0]})"
         fail(f"{changed}; choose a different --study")
+    study.set_user_attr("begun", begun)
+    # A resumed study and a second machine need new proposals, so the seed counts the trials.
+    seed = args.seed + len(study.trials)
+    # TPE keeps a separate history for each Hyperband bracket, so start each with few random trials.
+    study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
+    study.enqueue_trial(defaults, skip_if_exists=True)  # the first trial uses the defaults
+    if not args.storage:  # only this process uses the database: running trials were interrupted
+        for trial in study.get_trials(states=(TrialState.RUNNING,)):
+            study.tell(trial.number, state=TrialState.FAIL)
+            retry(study, trial)
     return study
+
+
+def stop(number: int, _: Any) -> None:
+    """End this process after a signal; the guard then ends all runs."""
+    print("Stopped. Run the same command again to continue.", flush=True)
+    os._exit(128 + number)
 
 
 def main() -> None:
     args, words = tyro.cli(Args, description=__doc__, return_unknown_args=True)
     logging.disable(logging.WARNING)  # Optuna and MLflow log every step
     warnings.simplefilter("ignore")  # for example about intervals from a single seed
-    command = begin(args, words)
-    guard = processes.Guard(command.mark, GRACE)
-
-    def stop(number: int, _: Any) -> None:
-        command.status = 128 + number
-        signal.signal(number, signal.SIG_DFL)  # a second signal ends tune.py at once
-        processes.end(command.mark, GRACE)
-
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
+    command = begin(args, words)
+    mark = processes.new_mark()
+    guard = processes.Guard(mark)
+    os.environ[processes.MARK] = mark  # all runs inherit the mark, but the guard does not
     try:
         search(command)
         finish(command)
-    except Stopped:
-        print("Stopped. Run the same command again to continue.")
-        sys.exit(command.status)
     except TrialError as error:
         sys.exit(str(error))
     finally:

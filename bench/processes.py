@@ -5,7 +5,6 @@ their mark, even if their parent has ended or they have started a new session. T
 matches processes with the marks "a.1" and "a.2".
 """
 
-import os
 import shutil
 import signal
 import subprocess
@@ -52,17 +51,8 @@ def resume(mark: str) -> None:
             process.resume()
 
 
-def end(mark: str, seconds: float = 0) -> None:
-    """Kill the marked processes.
-
-    If seconds > 0, first send SIGTERM to session leaders, and wait up to that long for them.
-    """
-    if seconds:
-        processes = [x for x in marked(mark) if leads_session(x)]
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):
-                process.terminate()
-        psutil.wait_procs(processes, timeout=seconds)
+def end(mark: str) -> None:
+    """Kill the marked processes."""
     for _ in range(200):  # bounded, because a process blocked in a driver cannot be killed
         left = marked(mark)
         for process in left:
@@ -71,12 +61,6 @@ def end(mark: str, seconds: float = 0) -> None:
         if not left:
             return
         time.sleep(0.05)
-
-
-def leads_session(process: psutil.Process) -> bool:
-    with suppress(ProcessLookupError):
-        return os.getsid(process.pid) == process.pid
-    return False
 
 
 def end_on_signals(mark: str) -> None:
@@ -99,9 +83,9 @@ class Guard:
     It also deletes the folder, if one is given.
     """
 
-    def __init__(self, mark: str, seconds: float = 0, folder: Path | None = None) -> None:
+    def __init__(self, mark: str, folder: Path | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", __file__, mark, str(seconds), str(folder or "")],
+            [sys.executable, "-P", __file__, mark, str(folder or "")],
             stdin=subprocess.PIPE,  # closed when this process ends
             start_new_session=True,  # closing the terminal does not end the guard
         )
@@ -113,8 +97,8 @@ class Guard:
         self.process.wait()
 
 
-def clean_up(mark: str, seconds: str, folder: str) -> None:
-    end(mark, float(seconds))
+def clean_up(mark: str, folder: str) -> None:
+    end(mark)
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
 

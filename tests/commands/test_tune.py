@@ -32,16 +32,18 @@ optuna = pytest.importorskip("optuna")
 tune = pytest.importorskip("tune")
 TrialState = optuna.trial.TrialState
 
-QUICK = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 2, "--episodes", 5, "--pruner", "none"]
+QUICK = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 1, "--episodes", 5, "--pruner", "none"]
 NAME = "fake__Fake-v1"
 SERVER = multiprocessing.get_context("forkserver")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def server():
-    SERVER.set_forkserver_preload(["test_tune", "sqlalchemy.dialects.sqlite"])
+    storage = ("sqlalchemy.dialects.sqlite", "alembic.command", "optuna.storages._rdb.models")
+    SERVER.set_forkserver_preload(["test_tune", *storage])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+        folders = ("", "tests", "tests/commands", "tests/helpers")
+        patch.setenv("PYTHONPATH", ":".join(str(ROOT / x) for x in folders))
         multiprocessing.forkserver.ensure_running()
 
 
@@ -186,13 +188,13 @@ def test_summary():
 
 def test_a_held_out_run_that_diverges_counts_as_minus_infinity(project):
     """best.json has null for it, and the study of tuning can read that file."""
-    words = [*QUICK, "--fresh-seeds", 4, "--trials", 1]
-    plans = {"trial-0000-seed-1002": "diverged", "seed-1003": "diverged"}
+    words = [*QUICK, "--fresh-seeds", 4, "--trials", 2, "--space", "learning_rate=1e-3:2e-3"]
+    plans = {"trial-0001-seed-1002": "diverged", "seed-1003": "diverged"}
     status, out, err = run(project, *words, **plans)
     assert (status, err) == (0, "") and "1002: fake.py ended with status 1: Diverged in" in out
     result = best_json(project)
     assert [x is None for x in result["best"]["returns"]] == [False, True, True, False]
-    assert result["best_minus_defaults"]["returns"] == [0, None, 0, 0]
+    assert result["best_minus_defaults"]["returns"][1:3] == [None, 0]
     rows = tuning.verdicts(project / "tuned")
     assert rows["iqm_estimate"].iloc[0] == pytest.approx(result["defaults"]["iqm"])
 
@@ -214,26 +216,19 @@ def test_the_same_command_continues_after_a_kill(project):
     assert wait(project, command)[::2] == (-signal.SIGKILL, "")
     wait_for(lambda: not processes_in(project))
     before = {x.number: x.value for x in tune.ended(load(project))}
-    age_heartbeats(project)
     assert run(project, *words)[::2] == (0, "")
     trials = load(project).trials
     after = {x.number: x.value for x in tune.ended(load(project))}
     assert before and before.items() <= after.items() and len(after) == 4
     assert trials[0].state == TrialState.FAIL
-    (again,) = (x for x in trials if x.user_attrs.get("retry_of") == 0)
-    assert again.params == trials[0].params == {"learning_rate": 0.1}
+    (again,) = (x for x in tune.ended(load(project)) if x.params == {"learning_rate": 0.1})
     assert again.state == TrialState.COMPLETE
     assert set(started(project).values()) == {1}
 
 
-def age_heartbeats(project):
-    with sqlite3.connect(project / "tuned" / NAME / "study.db") as database:
-        database.execute("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00'")
-
-
 def test_a_signal_ends_the_runs_and_the_same_command_continues(project):
     """Send the signal during trials and during held-out runs, which hang until it arrives."""
-    words = [*QUICK, "--workers", 2, "--trials", 3]
+    words = [*QUICK, "--workers", 2, "--trials", 3, "--fresh-seeds", 2]
     trial, held_out = {"0002-seed-1"}, {"defaults-seed-1001", "defaults-seed-1002"}
     for number, runs in ((signal.SIGINT, trial), (signal.SIGTERM, held_out)):
         command = start(project, *words, **dict.fromkeys(runs, "hang"))
@@ -241,13 +236,13 @@ def test_a_signal_ends_the_runs_and_the_same_command_continues(project):
         wait_for(lambda: len(tune.ended(load(project))) >= 2)
         os.kill(command.pid, number)
         status, out, err = wait(project, command)
-        assert (status, err) == (128 + number, "") and not processes_in(project)
+        assert (status, err) == (128 + number, "")
         assert out.splitlines()[-1] == "Stopped. Run the same command again to continue."
-        assert runs <= {x["run"] for x in traced(project, "stop")}
+        wait_for(lambda: not processes_in(project))
     assert run(project, *words)[::2] == (0, "")
+    interrupted, again = load(project).trials[2:]
+    assert interrupted.state == TrialState.FAIL and again.params == interrupted.params
     assert len(tune.ended(load(project))) == 3
-    (again,) = (x for x in load(project).trials if x.user_attrs.get("retry_of") == 2)
-    assert again.params == load(project).trials[2].params
     ended = Counter(x["run"] for x in traced(project, "end"))
     assert set(ended.values()) == {1} and len(ended) == 3 * 2 + 2 * 2
     assert started(project)["defaults-seed-1002"] == 2
@@ -257,16 +252,24 @@ def test_two_machines_share_a_storage(project):
     """The machine that finishes its last trial last evaluates the best settings."""
     storage = f"sqlite:///{project}/shared.db"
     optuna.storages.RDBStorage(storage)  # creates the tables, which two machines cannot do at once
-    words = [*QUICK, "--trials", 6, "--seconds", "0.5", "--storage", storage]
+    words = [*QUICK, "--trials", 4, "--seconds", "0.5", "--storage", storage]
     commands = [start(project, *words, "--studies-dir", x) for x in ("here", "there")]
     assert [wait(project, x)[::2] for x in commands] == [(0, "")] * 2
     trials = [x for x in traced(project, "start") if x["run"][0] == "0"]
     assert {x["place"].split("/")[0] for x in trials} == {"here", "there"}
     assert set(Counter(x["run"] for x in trials).values()) == {1}
     study = load(project, storage)
-    assert 6 <= len(tune.ended(study)) <= 7
-    study.ask()
+    assert 4 <= len(tune.ended(study)) <= 5
+    study.enqueue_trial({"gamma": 0.9})
+    trial = study.ask()
     assert "Other machines are running trials" in run(project, *words)[1]
+    # If a machine goes down, its trial is queued again.
+    study._storage.record_heartbeat(trial._trial_id)
+    with sqlite3.connect(project / "shared.db") as database:
+        database.execute("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00'")
+    assert "Greedy return" in run(project, *words)[1]
+    (again,) = study.get_trials(states=(TrialState.WAITING,))
+    assert again.system_attrs["fixed_params"] == {"gamma": 0.9}
 
 
 def test_a_transaction_locks_the_database(tmp_path):
@@ -302,7 +305,7 @@ def test_hyperband_prunes_after_one_and_two_seeds(tmp_path):
     """Each trial is worse than all previous ones."""
     study = new_study(tmp_path, pruner="hyperband")
     ends = set()
-    for number in range(30):
+    for number in range(15):
         trial = study.ask()
         for seeds in range(1, 4):
             trial.report(-number, seeds)
@@ -331,9 +334,9 @@ def test_a_trial_is_pruned_between_seeds(project):
 
 def test_failures_are_reported_and_the_study_continues(project):
     """The same command repeats failed held-out runs, but not failed trials."""
-    words = [*QUICK, "--trials", 7, "--workers", 2, "--timeout", 3]
-    plans = {"0001-": "crash", "0002-seed-2": "killed", "0003-": "hang", "0004-": "diverged"}
-    plans |= {"0005-": "refused", "defaults-seed-1002": "crash"}
+    words = [*QUICK, "--trials", 6, "--workers", 2, "--fresh-seeds", 2]
+    plans = {"0001-": "crash", "0002-seed-2": "killed", "0003-": "diverged", "0004-": "refused"}
+    plans |= {"defaults-seed-1002": "crash"}
     status, out, err = run(project, *words, **plans)
     start = "fake.py ended with status"
     crash = f"{start} 1: RuntimeError: shapes do not match \N{SNOWMAN}"
@@ -341,9 +344,8 @@ def test_failures_are_reported_and_the_study_continues(project):
     reasons = {
         1: crash,
         2: f"{start} -9: no output",
-        3: "not finished after 3 s",
-        4: f"{start} 1: Diverged in iteration 5: NaN or infinite losses.",
-        5: f"{start} 2: --env-id: a package is missing",
+        3: f"{start} 1: Diverged in iteration 5: NaN or infinite losses.",
+        4: f"{start} 2: --env-id: a package is missing",
     }
     for trial in load(project).trials:
         assert (trial.state == TrialState.FAIL) == (trial.number in reasons)
@@ -378,13 +380,11 @@ def test_if_all_trials_fail_the_error_is_one_line(project):
 
 def test_if_the_script_refuses_the_defaults_the_study_ends(project):
     """Once the cause is fixed, the same command continues with the defaults."""
-    words = [*QUICK, "--trials", 2]
+    words = [*QUICK, "--trials", 1]
     sentence = "fake.py ended with status 2: --env-id: a package is missing\n"
     assert run(project, *words, **{"0000-": "refused"})[::2] == (1, sentence)
-    age_heartbeats(project)
     assert run(project, *words)[::2] == (0, "")
-    first = tune.ended(load(project))[0]
-    assert first.params["learning_rate"] == 0.1 and first.user_attrs["retry_of"] == 0
+    assert tune.ended(load(project))[0].params["learning_rate"] == 0.1
 
 
 # === Command line ===============================================================================
@@ -393,9 +393,8 @@ def test_if_the_script_refuses_the_defaults_the_study_ends(project):
     [
         ("fake.py --gamma 2", "--gamma must be between 0 and 1, not 2.0"),
         ("fake.py --studies-dir /dev/null", "the study cannot be opened: [Errno 20] Not a dir"),
-        ("fake.py --gamma 0.9 --space gamma=0.9,1", "gamma is not in the script, is fixed"),
-        ("fake.py --space gama=0.9", "gama is not in the script"),
-        ("fake.py --space env_id=a,b", "fixed, or changes the task"),
+        ("fake.py --gamma 0.9 --space gamma=0.9,1", "gamma is fixed"),
+        ("fake.py --space gama=0.9", "gama is fixed, or is not a flag of the script"),
         ("fake.py --space gamma=0.5:2", "Leaving out gamma=2: Error parsing Args: --gamma must"),
         ("fake.py --space gamma=0.5:0.2", "--space gamma=0.5:0.2 must be NAME=LOW:HIGH"),
         ("many.py", "many.py does not train one agent"),
@@ -416,6 +415,8 @@ def test_usage_errors(project, words, sentence):
 def test_a_study_continues_only_with_the_same_settings_and_in_one_command(project):
     words = [*QUICK, "--trials", 1]
     assert run(project, *words)[0] == 0
+    held_out = {x for x in started(project) if x[0] != "0"}
+    assert held_out == {"defaults-seed-1001"}  # the defaults are also the best settings
     changed = f"study {NAME} was started with different settings (episodes)"
     sentence = f"{changed}; choose a different --study\n"
     assert run(project, *words, "--episodes", 6)[::2] == (2, sentence)
@@ -427,11 +428,11 @@ def test_a_study_continues_only_with_the_same_settings_and_in_one_command(projec
         status, _, err = run(project, *words)
     assert status == 2 and err.startswith("another command is running this study")
     # Flags that do not affect the result of a trial may change.
-    more = ["--trials", 2, "--workers", 2, "--seed", 9, "--timeout", 90, "--fresh-seeds", 3]
+    more = ["--trials", 2, "--workers", 2, "--seed", 9, "--fresh-seeds", 2]
     assert run(project, *words, *more)[0] == 0
     assert set(started(project).values()) == {1}
     assert len(tune.ended(load(project))) == 2
-    assert len(best_json(project)["defaults"]["returns"]) == 3
+    assert len(best_json(project)["defaults"]["returns"]) == 2
     # Without its database, the study starts over with new runs.
     (project / "tuned" / NAME / "study.db").unlink()
     assert run(project, *words)[0] == 0
@@ -489,7 +490,8 @@ def test_the_seed_determines_the_proposed_settings(tmp_path):
     found = []
     for place in ("a", "b", "a"):
         study = new_study(tmp_path / place)
-        found.append([study.ask().suggest_float("gamma", 0, 1) for _ in range(3)])
+        study.optimize(lambda trial: trial.suggest_float("gamma", 0, 1), n_trials=3)
+        found.append([x.params["gamma"] for x in study.trials[-3:]])
     assert found[0] == found[1] and found[0][0] == 0.5
     assert not set(found[0]) & set(found[2])
 
@@ -500,7 +502,7 @@ def test_the_search_space_consists_of_flags_of_the_scripts():
         tree = ast.parse(path_of(name).read_text())
         (found,) = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Args")
         names = {ast.unparse(x.target) for x in found.body if isinstance(x, ast.AnnAssign)}
-        searched = names & (tune.SPACE | tune.CONTINUOUS_SPACE | tune.SAC_SPACE).keys()
+        searched = names & tune.SPACE.keys()
         if name not in PPO_SCRIPTS:
             searched -= {"num_steps"}  # it sets how often metrics are logged
         count = 8 if name in SAC_SCRIPTS else 14 if name in CONTINUOUS_SCRIPTS else 12
@@ -523,10 +525,8 @@ def begin_command(monkeypatch):
     sys.modules.pop("fake", None)
 
 
-def test_a_trial_of_a_real_script(tmp_path, compiled, begin_command, monkeypatch):
-    for name, value in compiled.items():
-        monkeypatch.setenv(name, value)
-    words = "ppo_linen --trials 1 --num-seeds 1 --episodes 8"
+def test_a_trial_of_a_real_script(tmp_path, begin_command):
+    words = "ppo_torch_gymnasium --trials 1 --num-seeds 1 --episodes 8"
     words += " --num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2"
     words += " --hidden-sizes 8 8 --total-timesteps 512"
     command = begin_command(tmp_path, *words.split())
@@ -543,6 +543,7 @@ def test_mlflow_receives_each_trial(project, begin_command, monkeypatch):
     assert run(project, *words, **{"0001-": "crash"})[::2] == (0, "")
     monkeypatch.setattr(tune, "draw", lambda *_: None)
     command = begin_command(project, *words, "--mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(SystemExit, match=r"^--mlflow: .*run the same command to try again$"):
         tune.finish(command)
@@ -557,9 +558,7 @@ def test_mlflow_receives_each_trial(project, begin_command, monkeypatch):
     result = best_json(project)
     assert runs[NAME].data.metrics["fresh_seeds/best"] == result["best"]["iqm"]
     files = {x.path for x in client.list_artifacts(runs[NAME].info.run_id)}
-    assert files == {"best.json", "trials.csv", "best"}
-    good = runs["trial-0000"]
-    assert good.data.metrics["value"] == result["value_in_study"]
-    history = client.get_metric_history(good.info.run_id, "charts/episodic_return/seed-1")
-    assert [x.step for x in history] == list(range(100, 1001, 100))
+    assert files == {"best.json", "trials.csv"}
+    assert runs["trial-0000"].data.metrics["value"] == result["value_in_study"]
+    assert runs["trial-0000"].data.params["learning_rate"] == "0.1"
     assert "shapes do not match" in runs["trial-0001"].data.tags["error"]
