@@ -26,7 +26,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT, start_process
+from conftest import FAST_COMPILATION, ROOT, start_process
 from flax.training.train_state import TrainState
 from frameworks import floats, make_args, make_learner
 from running import (
@@ -147,8 +147,8 @@ def whole(tmp_path_factory):
         variables = {}
         if name != DDP:
             devices = 4
-            flags = "--xla_dump_hlo_as_text --xla_backend_optimization_level=0"
-            variables = {"XLA_FLAGS": f"--xla_dump_to={runs_dir}/program {flags}"}
+            dump = f"--xla_dump_hlo_as_text --xla_dump_to={runs_dir}/program"
+            variables = {"XLA_FLAGS": f"{dump} {FAST_COMPILATION}"}
             variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # cached programs are not dumped
         path, *flags = command(name, "run", 4, "--runs-dir", runs_dir, *FLAGS)[1:]
         run(devices, name, path, *flags, **variables)
