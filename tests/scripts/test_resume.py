@@ -165,7 +165,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch", "ppo_torch_gymnasium"])
+@pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch_gymnasium"])
 def test_a_script_needs_nothing_that_exists_only_on_unix(name, start, tmp_path):
     words = [json.dumps(ONLY_ON_UNIX), *command(name, "run", 2)[1:]]
     # On Windows, USERNAME is set, so Python does not call os.getuid().

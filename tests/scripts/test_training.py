@@ -102,14 +102,17 @@ def test_a_run_folder_describes_the_run(name, whole_run):
 
 
 def test_a_checkpoint_has_the_current_observations(name, whole_run):
-    """In CartPole and Aim, the first number of an observation is also part of the state."""
+    """In CartPole and Aim, the first number of an observation is also part of the state.
+
+    XLA may round the two copies differently.
+    """
     if "gymnasium" in name:
         pytest.skip("the state of Gymnasium environments cannot be saved")
     folder = whole_run(name).folder
     (obs_dim,) = info(folder)["obs_shape"]
     found = list(arrays(folder).values())
-    obs = [x for x in found if x.shape[-2:] == (4, obs_dim)][-1]
-    assert any(np.array_equal(obs[..., 0], x) for x in found)
+    first = [x for x in found if x.shape[-2:] == (4, obs_dim)][-1][..., 0]
+    assert any(x.shape == first.shape and np.allclose(x, first, atol=1e-6) for x in found)
 
 
 def test_resuming_is_exact(name, whole_run, tmp_path, monkeypatch):
