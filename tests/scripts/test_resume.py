@@ -90,7 +90,7 @@ def wait_for_lines(process, folder, count):
     ("name", "signals"),
     [
         ("ppo_linen", [signal.SIGKILL, signal.SIGTERM]),
-        ("ppo_torch", [signal.SIGINT, signal.SIGKILL]),
+        ("ppo_torch", [signal.SIGINT]),
     ],
 )
 def test_stopping_and_killing_a_run_does_not_change_its_result(name, signals, start, tmp_path):
