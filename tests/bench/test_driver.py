@@ -470,7 +470,7 @@ def test_a_small_real_grid(tmp_path):
     shutil.copy(ROOT / "ppo_linen.py", tmp_path / "mine.py")
     runs = tmp_path / "runs"
     flags = ("--scripts", f"linen,{tmp_path}/mine.py", "--iterations", "1", "--track")
-    env = without_settings(tmp_path) | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    env = without_settings(tmp_path)
     said = succeed(ROOT, *flags, "--runs-dir", str(runs), env=env).splitlines()
     for name in completed(tmp_path):
         run = info_of(tmp_path, name)

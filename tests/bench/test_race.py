@@ -165,7 +165,9 @@ def test_all_programs_but_one_are_paused(tmp_path, ticker):
     process.communicate(timeout=60)
 
 
-def test_flags_are_passed_to_all_scripts(tmp_path):
+def test_flags_are_passed_to_all_scripts(tmp_path, compiled, monkeypatch):
+    for variable, value in compiled.items():
+        monkeypatch.setenv(variable, value)
     script = str(ROOT / "ppo_linen.py")
     turns = ("--turns", "12", "--seconds", "0.05", "--within", "10")
     flags = ("--num-envs", "2", "--num-steps", "8", "--num-minibatches", "1")

@@ -651,14 +651,16 @@ PIXELS = ("ppo_cnn_torch_gymnasium", "--conv-kernels 1 1", False)
     ("name", "flags", "learns"),
     [
         ("ppo_cnn_linen_gymnasium", "--conv-kernels 3 3", True),
-        ("ppo_cnn_nnx_gymnasium", "--conv-kernels 3 3", True),
         ("ppo_cnn_torch_gymnasium", "--conv-kernels 3 3", True),
         ("ppo_cnn_torch_gymnasium", "--conv-kernels 3 3 --precision bfloat16", True),
         PIXELS,
     ],
 )
 def test_convolutions_learn_what_single_pixels_do_not_reveal(name, flags, learns, tmp_path):
-    """The best possible mean return is 1. Without recognizing stripes, an agent gets at most 0."""
+    """The best possible mean return is 1. Without recognizing stripes, an agent gets at most 0.
+
+    test_nnx_gives_the_same_numbers_as_linen covers NNX.
+    """
     logged = rows(train(name, tmp_path, "run", *GRID.split(), *flags.split()))
     final = np.mean([row["charts/episodic_return"] for row in logged[-4:]])
     assert final > 0.6 if learns else final < 0.2

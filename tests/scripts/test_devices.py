@@ -26,7 +26,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT, start_process
+from conftest import FAST_COMPILATION, ROOT, start_process
 from flax.training.train_state import TrainState
 from frameworks import floats, make_args, make_learner
 from running import (
@@ -115,19 +115,19 @@ def wait_for_iterations(folder, process):
         time.sleep(0.1)
 
 
-# Stops a run after its second iteration. The first argument is the name of the script.
-STOP = """
-import importlib, signal, sys
+# Copies the run folder after the second iteration. The first argument is the name of the script.
+COPY = """
+import importlib, shutil, sys
 
 script = importlib.import_module(sys.argv.pop(1))
-write = script.RunLog.write
+update_info = script.RunLog.update_info
 
-def write_and_stop(log, iteration, *others):
-    write(log, iteration, *others)
-    if iteration == 1:
-        log.stopped_by = signal.SIGTERM
+def update_and_copy(log, **changes):
+    update_info(log, **changes)
+    if changes.get("iteration") == 2:
+        shutil.copytree(log.dir, log.dir.parent / "half")
 
-script.RunLog.write = write_and_stop
+script.RunLog.update_info = update_and_copy
 script.train(script.parse_args())
 """
 
@@ -136,8 +136,8 @@ script.train(script.parse_args())
 def whole(tmp_path_factory):
     """Return a function that trains a script for four iterations on 4 JAX devices or 2 ranks.
 
-    Next to the run folder, program/ contains the compiled JAX programs as text, and half/ is a run
-    that was stopped after two of the four iterations.
+    Next to the run folder, program/ contains the compiled JAX programs as text, and half/ is the
+    run as it is after a kill, with two of the four iterations.
     """
 
     @cache
@@ -147,17 +147,15 @@ def whole(tmp_path_factory):
         variables = {}
         if name != DDP:
             devices = 4
-            flags = "--xla_dump_hlo_as_text --xla_backend_optimization_level=0"
-            variables = {"XLA_FLAGS": f"--xla_dump_to={runs_dir}/program {flags}"}
+            dump = f"--xla_dump_hlo_as_text --xla_dump_to={runs_dir}/program"
+            variables = {"XLA_FLAGS": f"{dump} {FAST_COMPILATION}"}
             variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # cached programs are not dumped
-        path, *flags = command(name, "run", 4, "--runs-dir", runs_dir, *FLAGS)[1:]
-        run(devices, name, path, *flags, **variables)
-        program = runs_dir / "stop.py"
-        program.write_text(STOP)
-        words = [program, name, *flags, "--run-name", "half"]
-        process = start(devices, name, *words, PYTHONPATH=f"{ROOT}:{ROOT}/more")
-        said = process.communicate(timeout=300)
-        assert info(runs_dir / "half")["iteration"] == 2, said
+        program = runs_dir / "train_and_copy.py"
+        program.write_text(COPY)
+        flags = command(name, "run", 4, "--runs-dir", runs_dir, *FLAGS)[2:]
+        variables["PYTHONPATH"] = f"{ROOT}:{ROOT}/more"
+        run(devices, name, program, name, *flags, **variables)
+        assert info(runs_dir / "half")["iteration"] == 2
         return runs_dir / "run"
 
     return whole

@@ -277,7 +277,7 @@ def test_counts_below_the_minimum_are_usage_errors(name, monkeypatch, capfd):
     dqn.assert_counts_are_checked(name, flags, monkeypatch, capfd)
 
 
-@EACH
+@pytest.mark.parametrize("name", stand_ins("Loss", DQN_SCRIPTS))
 def test_a_run_whose_loss_diverges_ends(name, tmp_path, monkeypatch):
     """Updates start in the second iteration. The null losses of the first one do not count."""
     op_by_op(monkeypatch, importlib.import_module(name))

