@@ -2,11 +2,11 @@
 # Race each script with one and with two threads, on idle or on busy cores
 #
 #   studies/threads/measure.sh idle    # 30 races, 45 minutes on two cores
-#   studies/threads/measure.sh busy    # 17 races, 40 minutes, beside two processes that multiply matrices
+#   studies/threads/measure.sh busy    # 12 races, 30 minutes, beside two processes that multiply matrices
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "$0")")/../.."
 
-if [[ $1 == busy ]]; then
+if [[ ${1:-idle} == busy ]]; then
   loads=()
   trap 'kill "${loads[@]}"' EXIT
   for _ in 1 2; do
