@@ -7,7 +7,7 @@ shows the variant. Names may contain any text, so matplotlib must not parse them
 import io
 import math
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -118,7 +118,11 @@ def set_log(axes: Axes, ticks: list[float]) -> None:
     axes.set(xscale="log", yscale="log")
     axes.set_xticks(ticks)
     low, high = axes.get_ylim()
-    steps = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 5, 7)
+    steps: Sequence[float] = (1, 1.5, 2, 3, 5, 7)
+    if high > 10 * low:
+        steps = (1, 2, 5)
+    elif high < 2 * low:
+        steps = (1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 7, 8)
     axes.yaxis.set_major_locator(LogLocator(subs=steps))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
