@@ -3,7 +3,8 @@
     python studies/convolutions/chunks.py IMAGES UNROLL --env-id ALE/Pong-v5
 
 IMAGES is the number of images that are convolved at a time, and UNROLL how many iterations of this
-loop XLA compiles as straight-line code. The script uses 8 and 4.
+loop XLA compiles as straight-line code. The script uses 8 and 4. race.py reads the metrics that
+RunLog writes.
 """
 
 import runpy

@@ -134,12 +134,6 @@ def continuous_table(source: Path) -> Table:
     return summarize(of_kind(read(source), "continuous"), "returns_continuous")
 
 
-def earlier_table(source: Path) -> Table:
-    """Return a table without HalfCheetah, whose earlier runs are in modes_table()."""
-    runs = read(source)
-    return summarize(of_kind(runs[runs["env_id"] != CHEETAH], "continuous"), "returns_earlier")
-
-
 def others_table(source: Path) -> Table | Text:
     """Return the returns of all other kinds, or a sentence if there are no runs."""
     runs = read(source)
@@ -217,20 +211,24 @@ def published_table(source: Path) -> Table:
 
 
 def frameworks_table(source: Path) -> Table:
-    """Return the IQM of Linen and PyTorch in each MuJoCo environment, and their difference."""
-    runs = of_kind(read(source), "continuous")
+    """Return the difference between each script and Linen, in the same environment."""
+    runs = read(source)
     rows = []
-    for env_id, here in runs.groupby("env_id", sort=False):
-        linen, torch = (here.loc[here["mode"] == x, "return"].to_numpy() for x in (LINEN, TORCH))
-        if len(linen) and len(torch):
-            row = {"env_id": env_id, "linen": iqm(linen), "torch": iqm(torch)}
-            row["seeds"] = f"{len(linen)} and {len(torch)}"
-            rows.append(row | bootstrapped(iqm_difference, linen, torch)._asdict())
+    for kind in ALGORITHMS:
+        for _, here in of_kind(runs, kind).groupby(["env_id", "steps"], sort=False):
+            linen = here.loc[here["framework"] == "linen", "return"].to_numpy()
+            for _, others in here[here["framework"] != "linen"].groupby("mode", sort=False):
+                if len(linen):
+                    returns = others["return"].to_numpy()
+                    row = others[["env_id", "mode"]].iloc[0].to_dict()
+                    row |= {"seeds": f"{len(returns)} and {len(linen)}"}
+                    row |= {"here": iqm(returns), "linen": iqm(linen)}
+                    rows.append(row | bootstrapped(iqm_difference, linen, returns)._asdict())
     columns: dict[str, Any] = {
-        "seeds": text("seeds"),
-        "Linen": lambda row: number(row["linen"]),
-        "PyTorch": lambda row: number(row["torch"]),
-        "PyTorch - Linen": span(),
+        "seeds, this script and Linen": text("seeds"),
+        "IQM": lambda row: number(row["here"]),
+        "IQM, Linen": lambda row: number(row["linen"]),
+        "difference": span(),
     }
     return table_of("returns_frameworks", "Frameworks", pd.DataFrame(rows), columns)
 
@@ -323,7 +321,8 @@ def draw_curves(source: Path, kind: str) -> Figure:
     curves = progress(load(source).iterations)
     panels = list(runs["env_id"].unique())
     height, width = (4.4, figures.LONE) if len(panels) == 1 else (2.9, figures.WIDTH)
-    figure, axs = figures.make_panels(panels, min(len(panels), 3), height, width, False)
+    titles = [panel.rpartition(":")[2] for panel in panels]
+    figure, axs = figures.make_panels(titles, min(len(panels), 3), height, width, False)
     published = pd.read_csv(HERE / "published.csv")
     published = published[(published["kind"] == kind) & (published["source"] == "CleanRL")]
     for axes, panel in zip(axs, panels, strict=True):
@@ -381,7 +380,6 @@ BLOCKS: dict[str, Callable[[Path], Table | Text]] = {
     "returns_modes_test": modes_test,
     "returns_reproduced": reproduced,
     "returns_divergence": divergence,
-    "returns_earlier": earlier_table,
 }
 
 
