@@ -102,7 +102,7 @@ def test_a_table_of_returns(tmp_path):
     assert (torch["IQM"], torch["IQM, greedy"]) == ("1,500", "-")
     assert study.others_table(tmp_path) == Text("There are no runs yet.")
     [row] = cells(study.frameworks_table(tmp_path))
-    assert row["seeds"] == "5 and 2" and row["PyTorch - Linen"] == "-100"
+    assert row["seeds, this script and Linen"] == "2 and 5" and row["difference"] == "-100"
 
 
 def test_complete_runs_are_counted(tmp_path):
