@@ -120,7 +120,7 @@ def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> 
     if "RunLog" not in script.read_text(errors="replace"):
         fail(f"{script} writes no run folder: {advice}")
     command += [*flags, "--runs-dir", str(folder), "--run-name", str(number)]
-    if not has_flag(flags, "--total-timesteps"):
+    if not has_flag(command, "--total-timesteps"):
         command += ["--total-timesteps", str(10**9)]  # the program must not end before the race
     if not has_flag(command, "--save-every"):
         command += ["--save-every", str(10**9)]  # do not time checkpoints

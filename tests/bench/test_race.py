@@ -243,6 +243,8 @@ def test_scripts_neither_end_nor_save_during_a_race_unless_flags_ask_for_it():
     assert command_of(script) == f"{script} {rest} {long} --save-every 1000000000"
     saving = f"{script} --save_every 1"
     assert command_of(saving) == f"{saving} {rest} {long}"
+    short = f"{script} --save-every 1 --total-timesteps 9000"
+    assert command_of(short) == f"{short} {rest}"
 
 
 # === Termination ================================================================================

@@ -321,7 +321,7 @@ def test_a_trial_is_pruned_between_seeds(project):
 
     After the last seed, no trial is pruned: all that is left is its evaluation.
     """
-    words = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 1, "--trials", 3, "--workers", 2]
+    words = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 1, "--trials", 3, "--workers", 1]
     words += ["--space", "learning_rate=1e-3,2e-3,3e-3"]
     status, out, err = run(project, *words, patch=prune_strictly)
     assert (status, err) == (0, "") and "trial 0: pruned | " in out
