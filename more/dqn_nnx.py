@@ -275,7 +275,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) ->
     return TrainState(agent, target, nnx.Optimizer(agent, tx, wrt=nnx.Param))
 
 
-def scale_by_rate(updates, state, params, *, learning_rate):
+def scale_by_rate(updates, state, params=None, *, learning_rate=0.0, **_):
     """Multiply the updates by -learning_rate, an argument of optimizer.update()."""
     return optax.tree.scale(-learning_rate, updates), state
 
