@@ -56,7 +56,7 @@ class Args:
     episodes: int = 100  # episodes per run
     sample: bool = False  # sample actions from the policy instead of taking the most likely one
     epsilon: float = 0.0  # probability of a uniformly random action; 1: a random agent
-    max_steps: int = 10_000  # maximum episode length; longer episodes are cut off and counted
+    max_steps: int = 10_000  # maximum episode length; longer episodes are truncated, and counted
     seed: int = 0  # seed of environments and actions, the same for every run
     num_envs: int | None = None  # Gymnasium environments; default: one per episode, fewer if async
     vectorization: Literal["sync", "async"] | None = None  # default: as in training

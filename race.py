@@ -8,9 +8,9 @@
 
 All programs start and compile, and are then paused. After that, they run interleaved: in each
 round, every program runs for one second while the others are paused. Other load on the machine
-slows all programs equally, so the ratio of the times of two programs varies much less than the
-times themselves. The race ends when each ratio is known to within --within, or after --turns
-rounds.
+slows programs with the same number of threads by about the same factor, so the ratio of their times
+varies much less than the times themselves. The race ends when each ratio is known to within
+--within, or after --turns rounds.
 
 A program is a script of this project, a copy of one, or a command in quotes. Flags after -- are
 passed to all scripts; to pass a flag to only one of them, quote the script and the flag together.

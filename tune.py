@@ -6,9 +6,9 @@
     python tune.py path/to/mine.py                # an edited copy of a script
 
 Any other flags are passed on to the script and stay fixed. Each trial trains with several seeds. At
-the end, the best settings and the defaults train again with seeds that no trial used: only their
-returns are an unbiased estimate. Results are written to tuned/NAME. If tune.py is stopped or
-killed, run the same command again to continue.
+the end, the best settings and the defaults are trained again with held-out seeds: only these
+returns are unbiased. Results are written to tuned/NAME. If tune.py is stopped or killed, run the
+same command again to continue.
 """
 
 import hashlib
@@ -95,10 +95,10 @@ DIVERGED = "NaN or infinite"  # part of the errors of scripts and evaluate.py af
 @dataclass
 class Args:
     script: tyro.conf.Positional[Path]  # name of a script in scripts.toml, or path to a file
-    trials: int = 40  # trials in the study, on all its machines together
+    trials: int = 40  # trials in the study, on all machines together
     num_seeds: int = 4  # seeds per trial
-    fresh_seeds: int = 12  # held-out seeds for the best settings and for the defaults
-    episodes: int = 100  # greedy episodes per evaluation of an agent
+    held_out_seeds: int = 12  # held-out seeds for the best settings and for the defaults
+    episodes: int = 100  # episodes per evaluation, with greedy actions
     workers: int = 1  # number of concurrent trials on this machine
     space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # NAME, NAME=LOW:HIGH[:log], NAME=A,B,C
     pruner: Literal["hyperband", "none"] = "hyperband"  # algorithm that stops unpromising trials
@@ -109,7 +109,7 @@ class Args:
     mlflow: bool = False  # copy the study to MLflow, configured by MLFLOW_TRACKING_URI, ...
 
     def __post_init__(self) -> None:
-        for name in ("trials", "num_seeds", "fresh_seeds", "episodes", "workers"):
+        for name in ("trials", "num_seeds", "held_out_seeds", "episodes", "workers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
 
@@ -365,7 +365,7 @@ def compare(command: Command) -> dict[str, Any]:
     # Two returns of minus infinity differ by 0.
     differences = [x - y if x != y else 0.0 for x, y in zip(of_best, of_defaults, strict=True)]
     words = ["python", str(command.args.script), *command.words, *words_of(best.params)]
-    info = command.folder / "fresh" / f"defaults-seed-{HELD_OUT + 1}" / "run.json"
+    info = command.folder / "held_out" / f"defaults-seed-{HELD_OUT + 1}" / "run.json"
     result = {
         "best_trial": best.number,
         "best_settings": best.params,
@@ -383,7 +383,7 @@ def compare(command: Command) -> dict[str, Any]:
 
 def held_out_returns(command: Command, name: str, settings: dict[str, Any]) -> list[float]:
     """Train with held-out seeds; return the mean return of each agent."""
-    seeds = range(HELD_OUT + 1, HELD_OUT + 1 + command.args.fresh_seeds)
+    seeds = range(HELD_OUT + 1, HELD_OUT + 1 + command.args.held_out_seeds)
     with ThreadPoolExecutor(command.args.workers) as pool:
         return list(pool.map(partial(held_out_return, command, name, settings), seeds))
 
@@ -393,7 +393,7 @@ def held_out_return(command: Command, name: str, settings: dict[str, Any], seed:
 
     The study keeps the return, so the next command does not train this agent again.
     """
-    folder = command.folder / "fresh" / f"{name}-seed-{seed}"
+    folder = command.folder / "held_out" / f"{name}-seed-{seed}"
     known = command.study.user_attrs
     if folder.name in known:
         return known[folder.name]
@@ -440,7 +440,7 @@ def finish(command: Command) -> None:
     result = compare(command)
     finite = json.loads(json.dumps(result), parse_constant=lambda _: None)  # NaN is not JSON
     (command.folder / "best.json").write_text(json.dumps(finite, indent=2))
-    seeds = command.args.fresh_seeds
+    seeds = command.args.held_out_seeds
     print(f"Greedy return with {seeds} held-out seeds, interquartile mean [95% interval]:")
     print(f"  defaults: {result['defaults']['text']}")
     print(f"  best settings, from trial {result['best_trial']}: {result['best']['text']}")
@@ -482,7 +482,7 @@ def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
                 if trial.state == TrialState.COMPLETE and trial.value is not None:
                     mlflow.log_metric("value", trial.value)
         for part in ("best", "defaults", "best_minus_defaults"):
-            mlflow.log_metric(f"fresh_seeds/{part}", result[part]["iqm"])
+            mlflow.log_metric(f"held_out_seeds/{part}", result[part]["iqm"])
         for path in command.folder.iterdir():
             if path.suffix in (".json", ".csv", ".html", ".js"):
                 mlflow.log_artifact(str(path))

@@ -65,7 +65,7 @@ def make_parser() -> Parser:
         usage="./benchmark.sh [STUDY ...] [flags]",
         description=(
             "Run training scripts, each in a new process, and report their durations and returns.\n"
-            "If it is stopped or killed, run the same command again to continue."
+            "If benchmark.sh is stopped or killed, run the same command again to continue."
         ),
         epilog=f"{sizes_text()}\n\n{scripts_text()}\n\n{studies_text()}\n\n{STATUS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -80,8 +80,8 @@ def make_parser() -> Parser:
     add("--scripts", type=items, metavar="LIST", help=f"default {','.join(DEFAULT_SCRIPTS)}")
     environments = "default CartPole-v1, or Pendulum-v1 for continuous actions"
     add("--envs", type=items, metavar="LIST", help=f"{environments}; or my_module:MyEnv")
-    networks = "network sizes; default small, or default (as in the script)"
-    add("--sizes", type=items, metavar="LIST", help=f"{networks} with --preset or --returns")
+    networks = "network sizes; default small, or those of the script with --preset or --returns"
+    add("--sizes", type=items, metavar="LIST", help=networks)
     add("--preset", metavar="NAME", default="", help="preset of the scripts, such as mujoco")
     steps = "environment steps per run, instead of --iterations"
     add("--total-timesteps", type=positive, metavar="N", help=steps)
@@ -97,12 +97,19 @@ def make_parser() -> Parser:
     add("--iterations", type=positive, metavar="N", help=iterations)
     repeats = "repeat each run with N seeds; default 1, or as in the study"
     add("--repeats", type=positive, metavar="N", help=repeats)
-    only = "only the runs whose commands match"
+    only = "run only the commands that match"
     add("--only", type=expression, metavar="REGEX", default=re.compile(""), help=only)
-    add("--from", type=positive, metavar="I", default=1, dest="first", help="first line of --list")
-    add("--to", type=positive, metavar="I", help="last line of --list")
+    add(
+        "--from",
+        type=positive,
+        metavar="I",
+        default=1,
+        dest="first",
+        help="start at this line of --list",
+    )
+    add("--to", type=positive, metavar="I", help="end at this line of --list")
 
-    add = parser.add_argument_group("print the runs, and run nothing").add_argument
+    add = parser.add_argument_group("print the runs without running them").add_argument
     add("--list", action="store_true", help="print the commands")
     add("--count", action="store_true", help="print the number of commands")
     missing = "print the missing runs and how long they will take"
@@ -117,17 +124,17 @@ def make_parser() -> Parser:
     add("--gpus", type=items, metavar="LIST", default=[], help=f"{among}, as named by nvidia-smi")
     track = "also log to Weights & Biases, offline unless a server accepts your key"
     add("--track", action="store_true", help=track)
-    report = "skip the report and the end command of the study"
+    report = "skip the report and the final command of the study"
     add("--no-report", action="store_true", help=report)
     return parser
 
 
-STATUS = "Exit status: 0 if all runs are complete, 1 if some are not, 2 for wrong usage."
+STATUS = "Exit status: 0 if all runs are complete, 1 if some are not, 2 for a usage error."
 
 
 def sizes_text() -> str:
     sizes = [f"{size} ({', '.join(map(str, units))})" for size, units in catalog.SIZES.items()]
-    return "\n  ".join(["Network sizes, with the units of each hidden layer:", *sizes])
+    return "\n  ".join(["Network sizes (units of each hidden layer):", *sizes])
 
 
 def scripts_text() -> str:
@@ -135,7 +142,7 @@ def scripts_text() -> str:
     groups: dict[int, list[str]] = {}
     for script, row in catalog.SCRIPTS.items():
         groups.setdefault(row["steps"], []).append(script.removeprefix("ppo_"))
-    lines = ["Scripts, by environment steps per iteration; or path/to/mine.py:"]
+    lines = ["Scripts, by environment steps per iteration (any other: path/to/mine.py):"]
     for steps, names in groups.items():
         start = f"  {steps:<7,}"
         lines.append(
@@ -146,7 +153,7 @@ def scripts_text() -> str:
 
 def studies_text() -> str:
     """Return the names of the studies and the first line of each grid.toml, which describes it."""
-    lines = ["Studies, and how long they take on two idle cores; studies/NAME/grid.toml:"]
+    lines = ["Studies (studies/NAME/grid.toml), and how long they take on two idle cores:"]
     for path in sorted((ROOT / "studies").glob("*/grid.toml")):
         with open(path, encoding="utf-8") as file:
             text = file.readline().removeprefix("#").strip()

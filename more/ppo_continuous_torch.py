@@ -81,7 +81,7 @@ class Args:
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
     save_every: int = 0  # save a checkpoint every N iterations; 0: up to ten per run
-    resume: str = ""  # run folder to continue, with its arguments
+    resume: str = ""  # run folder to continue; its arguments are kept
 
     def __post_init__(self) -> None:
         """Check arguments and compute derived ones. tyro reports a ValueError as a usage error."""
@@ -666,7 +666,7 @@ class RunLog:
         self.printed = -math.inf  # time of the last line on the terminal
         self.stopped_by = 0  # number of the signal received, if any
         if self.dir.exists() and not args.resume:
-            fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
+            fail(f"{self.dir} already exists. Use another --run-name, or --resume {self.dir}")
         self.dir.mkdir(parents=True, exist_ok=True)
         self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
         if args.resume:
@@ -782,8 +782,8 @@ class RunLog:
                 self.wandb.summary.update(self.info)
                 self.wandb.finish()
         if diverged_in:
-            text = f"Diverged in iteration {diverged_in}: NaN or infinite losses or parameters."
-            sys.exit(f"{text} Iterations saved to {self.dir}: {self.info['iteration']}")
+            text = f"Diverged in iteration {diverged_in}: a loss or a parameter is NaN or infinite."
+            sys.exit(f"{text} Last checkpoint in {self.dir}: iteration {self.info['iteration']}")
         if not is_complete:
             print(f"Stopped. To continue, add --resume {self.dir}")
             sys.exit(128 + self.stopped_by)  # the shell's convention for signals
@@ -798,7 +798,7 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     """Return the contents of run.json, and the Args in it."""
     info = json.loads(Path(folder, "run.json").read_text())
     if info["script"] != Path(__file__).stem:
-        raise ValueError(f"{folder} is a run of {info['script']}.py")
+        raise ValueError(f"{folder} was created by {info['script']}.py")
     return info, Args(**info["args"])
 
 

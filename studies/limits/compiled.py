@@ -3,7 +3,7 @@
     python studies/limits/compiled.py step --env-id CartPole-v1
     python studies/limits/compiled.py step_gymnasium mujoco
 
-The first variants compile an eager script the way users do. The others are ppo_torch_compile.py
+The first variants compile an eager script the way users do. The others are a compiled script
 without one of its optimizations. The flags are those of the script. All variants of a script log
 the same metrics, up to rounding. races.toml compares their times; race.py reads the metrics that
 RunLog writes.
@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[2]
 EAGER = ROOT / "ppo_torch.py"
 COMPILED = ROOT / "ppo_torch_compile.py"
 EAGER_GYMNASIUM = ROOT / "more/ppo_continuous_torch_gymnasium.py"
+COMPILED_GYMNASIUM = ROOT / "more/ppo_continuous_torch_compile_gymnasium.py"
+COMPILED_DQN = ROOT / "more/dqn_torch_compile.py"
+COMPILED_SAC = ROOT / "more/sac_torch_compile_gymnasium.py"
 
 
 class Variant(NamedTuple):
@@ -97,9 +100,7 @@ PLAIN = "@torch.compile"
 OPTIONS = '@torch.compile(options={"cpp_wrapper": True, "cpp.use_decompose_tanh": True})'
 
 # === ppo_torch_compile.py without one of its optimizations ======================================
-POLICY = (
-    "    policy_fn = partial(policy, agent)  # on a CPU, calling a compiled policy takes longer\n"
-)
+POLICY = "    policy_fn = partial(policy, agent)  # on a CPU, a compiled policy is slower to call\n"
 COMPILED_POLICY = "    policy_fn = compile_graph(partial(policy, agent), device)\n"
 CPP_WRAPPER = excerpt(COMPILED, '        "cpp_wrapper"', '        "cpp.use')
 DECOMPOSED_TANH = excerpt(COMPILED, '        "cpp.use_decompose_tanh"', '        "cpp.vec')
@@ -256,6 +257,9 @@ VARIANTS = {
     "two_graphs": Variant(COMPILED, TWO_GRAPHS),
     "adam_per_parameter": Variant(COMPILED, ADAM_PER_PARAMETER),
     "python_wrapper": Variant(COMPILED, {CPP_WRAPPER: ""}),
+    "python_wrapper_gymnasium": Variant(COMPILED_GYMNASIUM, {CPP_WRAPPER: ""}),
+    "python_wrapper_dqn": Variant(COMPILED_DQN, {CPP_WRAPPER: ""}),
+    "python_wrapper_sac": Variant(COMPILED_SAC, {CPP_WRAPPER: ""}),
     "library_tanh": Variant(COMPILED, {DECOMPOSED_TANH: ""}),
     "compiled_policy": Variant(COMPILED, {POLICY: COMPILED_POLICY}),
 }

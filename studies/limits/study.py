@@ -62,6 +62,14 @@ OPTIMIZATIONS = {
     "compiled_policy": "policy not compiled",
 }
 
+# Race in races.toml with small intervals -> the script that its programs vary.
+PRECISE = {
+    "small differences, 2 x 64": "ppo_torch_compile",
+    "cpp_wrapper, PPO on HalfCheetah-v5": "ppo_continuous_torch_compile_gymnasium",
+    "cpp_wrapper, DQN": "dqn_torch_compile",
+    "cpp_wrapper, SAC on HalfCheetah-v5": "sac_torch_compile_gymnasium",
+}
+
 
 def read(path: Path) -> pd.DataFrame:
     """Return the seconds per part (columns), with one row per script, size, cores and process."""
@@ -164,6 +172,21 @@ def optimizations_table(path: Path) -> Table:
     return table_of("limits_optimizations", "Optimizations of ppo_torch_compile", frame, columns)
 
 
+def precise_table(path: Path) -> Table:
+    """Return the time of compiled scripts without an optimization, relative to the time with it."""
+    found = races.named(path)
+    rows = []
+    for name, script in PRECISE.items():
+        times = found[name].times()
+        for program in found[name].names()[1:]:
+            ratio = races.ratio_of(times[program], times["ours"])
+            rows.append((OPTIMIZATIONS[program], script, *ratio))
+    frame = pd.DataFrame(rows, columns=["what", "script", *stats.Interval._fields])
+    columns = {"optimization": text("what"), "script": text("script")}
+    columns |= {"time without / with": multiple()}
+    return table_of("limits_precise", "Small effects, measured more precisely", frame, columns)
+
+
 def sac_table(path: Path) -> Table:
     """Return the time of each part of an SAC step in Linen, in microseconds."""
     rows = pd.DataFrame(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
@@ -174,6 +197,7 @@ def sac_table(path: Path) -> Table:
 BLOCKS = {
     "limits_uses": uses_table,
     "limits_optimizations": optimizations_table,
+    "limits_precise": precise_table,
     "limits_sac": sac_table,
     "limits_cartpole": cartpole_table,
     "limits_parts": parts,

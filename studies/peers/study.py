@@ -63,5 +63,5 @@ def update(source: Path, out: Path) -> None:
     race = pd.concat(frames).drop_duplicates("program")
     ours = [x for x in race["program"] if x in MODES]
     label = f"time per iteration / {LINEN} time"
-    figure = figures.ratios({"PPO in CartPole-v1": race}, ours, label)
+    figure = figures.ratios({"PPO on CartPole-v1": race}, ours, label)
     (out / "race.png").write_bytes(figures.png(figure))

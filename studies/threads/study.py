@@ -1,12 +1,13 @@
-"""Time per iteration with one thread and with two, on two cores, from races."""
+"""Times with one thread and with two, on two cores."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
 
 from analysis import races
 from analysis.page import Table
-from analysis.stats import Interval
+from analysis.stats import Interval, geometric_mean
 from analysis.tables import multiple, table_of, text, value
 
 ONE, TWO = "1 thread", "2 threads"
@@ -90,7 +91,20 @@ def intel_table(path: Path) -> Table:
     return table_of("threads_intel", "Intel", frame, columns)
 
 
+def tuning_table(path: Path) -> Table:
+    """Return the duration of a study of tune.py with two threads, and the ratio one / two."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    frame = pd.DataFrame(lines[1:])
+    one, two = (frame.loc[frame["threads"] == x, "seconds"].to_numpy() for x in (1, 2))
+    row = (len(two), two.mean(), *geometric_mean(one / two))
+    frame = pd.DataFrame([row], columns=["pairs", "seconds", *Interval._fields])
+    columns = {"pairs of studies": text("pairs"), "duration, two threads (s)": value("seconds")}
+    columns |= {"one thread / two threads": multiple()}
+    return table_of("threads_tuning", "tune.py", frame, columns)
+
+
 BLOCKS = {
+    "threads_tuning": tuning_table,
     "threads_torch": torch_table,
     "threads_jax": jax_table,
     "threads_linen": linen_table,

@@ -32,7 +32,7 @@ optuna = pytest.importorskip("optuna")
 tune = pytest.importorskip("tune")
 TrialState = optuna.trial.TrialState
 
-QUICK = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 1, "--episodes", 5, "--pruner", "none"]
+QUICK = ["fake.py", "--num-seeds", 2, "--held-out-seeds", 1, "--episodes", 5, "--pruner", "none"]
 NAME = "fake__Fake-v1"
 SERVER = multiprocessing.get_context("forkserver")
 
@@ -123,7 +123,7 @@ def started(project):
 # === Results ====================================================================================
 def test_a_study(project):
     """The value is the interquartile mean over seeds. The best trial is rerun on held-out seeds."""
-    words = ["fake.py", "--trials", 3, "--num-seeds", 4, "--fresh-seeds", 3, "--episodes", 7]
+    words = ["fake.py", "--trials", 3, "--num-seeds", 4, "--held-out-seeds", 3, "--episodes", 7]
     words += ["--pruner", "none", "--workers", 2, "--gamma", "0.9"]
     status, out, err = run(project, *words)
     assert (status, err) == (0, "")
@@ -188,7 +188,7 @@ def test_summary():
 
 def test_a_held_out_run_that_diverges_counts_as_minus_infinity(project):
     """best.json has null for it, and the study of tuning can read that file."""
-    words = [*QUICK, "--fresh-seeds", 4, "--trials", 2, "--space", "learning_rate=1e-3:2e-3"]
+    words = [*QUICK, "--held-out-seeds", 4, "--trials", 2, "--space", "learning_rate=1e-3:2e-3"]
     plans = {"trial-0001-seed-1002": "diverged", "seed-1003": "diverged"}
     status, out, err = run(project, *words, **plans)
     assert (status, err) == (0, "") and "1002: fake.py ended with status 1: Diverged in" in out
@@ -228,7 +228,7 @@ def test_the_same_command_continues_after_a_kill(project):
 
 def test_a_signal_ends_the_runs_and_the_same_command_continues(project):
     """Send the signal during trials and during held-out runs, which hang until it arrives."""
-    words = [*QUICK, "--workers", 2, "--trials", 3, "--fresh-seeds", 2]
+    words = [*QUICK, "--workers", 2, "--trials", 3, "--held-out-seeds", 2]
     trial, held_out = {"0002-seed-1"}, {"defaults-seed-1001", "defaults-seed-1002"}
     for number, runs in ((signal.SIGINT, trial), (signal.SIGTERM, held_out)):
         command = start(project, *words, **dict.fromkeys(runs, "hang"))
@@ -321,7 +321,7 @@ def test_a_trial_is_pruned_between_seeds(project):
 
     After the last seed, no trial is pruned: all that is left is its evaluation.
     """
-    words = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 1, "--trials", 3, "--workers", 1]
+    words = ["fake.py", "--num-seeds", 2, "--held-out-seeds", 1, "--trials", 3, "--workers", 1]
     words += ["--space", "learning_rate=1e-3,2e-3,3e-3"]
     status, out, err = run(project, *words, patch=prune_strictly)
     assert (status, err) == (0, "") and "trial 0: pruned | " in out
@@ -334,7 +334,7 @@ def test_a_trial_is_pruned_between_seeds(project):
 
 def test_failures_are_reported_and_the_study_continues(project):
     """The same command repeats failed held-out runs, but not failed trials."""
-    words = [*QUICK, "--trials", 6, "--workers", 2, "--fresh-seeds", 2]
+    words = [*QUICK, "--trials", 6, "--workers", 2, "--held-out-seeds", 2]
     plans = {"0001-": "crash", "0002-seed-2": "killed", "0003-": "diverged", "0004-": "refused"}
     plans |= {"defaults-seed-1002": "crash"}
     status, out, err = run(project, *words, **plans)
@@ -428,7 +428,7 @@ def test_a_study_continues_only_with_the_same_settings_and_in_one_command(projec
         status, _, err = run(project, *words)
     assert status == 2 and err.startswith("another command is running this study")
     # Flags that do not affect the result of a trial may change.
-    more = ["--trials", 2, "--workers", 2, "--seed", 9, "--fresh-seeds", 2]
+    more = ["--trials", 2, "--workers", 2, "--seed", 9, "--held-out-seeds", 2]
     assert run(project, *words, *more)[0] == 0
     assert set(started(project).values()) == {1}
     assert len(tune.ended(load(project))) == 2
@@ -556,7 +556,7 @@ def test_mlflow_receives_each_trial(project, begin_command, monkeypatch):
     runs = {x.info.run_name: x for x in found}
     assert runs.keys() == {NAME, "trial-0000", "trial-0001"} and len(found) == 3
     result = best_json(project)
-    assert runs[NAME].data.metrics["fresh_seeds/best"] == result["best"]["iqm"]
+    assert runs[NAME].data.metrics["held_out_seeds/best"] == result["best"]["iqm"]
     files = {x.path for x in client.list_artifacts(runs[NAME].info.run_id)}
     assert files == {"best.json", "trials.csv"}
     assert runs["trial-0000"].data.metrics["value"] == result["value_in_study"]

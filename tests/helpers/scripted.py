@@ -1,7 +1,6 @@
 """A Gymnasium environment with known transitions, and environments that fail."""
 
 import multiprocessing
-import os
 from typing import Any
 
 import gymnasium
@@ -126,13 +125,6 @@ class FailsToClose(Constant):
         raise ArmError("the simulator is gone")
 
 
-class Moves(Constant):
-    """Changes the working directory, as some simulators do."""
-
-    def __init__(self) -> None:
-        os.chdir(os.path.dirname(__file__))
-
-
 class FloatImages(Scripted):
     """The observations do not have the dtype of the observation space."""
 
@@ -150,7 +142,7 @@ class FlatObs(Scripted):
 
 
 KINDS = (Scripted, Rich, Constant, Sensor, ContinuousSensor, NeedsNoOptions, Needs)
-KINDS += (FailsInWorker, Fails, FailsToClose, Moves, FloatImages, FlatObs)
+KINDS += (FailsInWorker, Fails, FailsToClose, FloatImages, FlatObs)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:
         gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")

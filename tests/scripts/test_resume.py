@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -352,16 +351,6 @@ def test_tensorboard_has_every_iteration_of_a_long_run(tmp_path):
 def test_two_runs_started_in_the_same_second_have_different_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1e9)
     assert run_log(tmp_path, 1).dir != run_log(tmp_path, 1).dir
-
-
-def test_an_environment_may_change_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    name, flags = "ppo_torch_gymnasium", ["--env-id", "Moves-v0"]
-    train(name, "runs", "run", *flags, iterations=2)
-    assert Path.cwd() != tmp_path
-    monkeypatch.chdir(tmp_path)
-    assert main(name, "--resume", "runs/run", "--total-timesteps", 4 * BATCH) == 0
-    assert (len(rows(tmp_path / "runs/run")), os.listdir(tmp_path)) == (4, ["runs"])
 
 
 # === Arguments with --resume ====================================================================

@@ -8,7 +8,8 @@ from test_studies import listed_race
 from studies.limits import compiled, study
 
 FLAGS = [*SMALL.split(), "--total-timesteps", 2 * BATCH]
-VARIANTS = {x: y for x, y in compiled.VARIANTS.items() if y.script != compiled.EAGER_GYMNASIUM}
+OF_PPO_TORCH = (compiled.EAGER, compiled.COMPILED)
+VARIANTS = {x: y for x, y in compiled.VARIANTS.items() if y.script in OF_PPO_TORCH}
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_the_gymnasium_variant_gives_the_metrics_of_its_script(tmp_path, monkeyp
 
 def test_all_variants_differ():
     texts = [compiled.text_of(name) for name in compiled.VARIANTS]
-    texts += [x.read_text() for x in (compiled.EAGER, compiled.COMPILED, compiled.EAGER_GYMNASIUM)]
+    texts += [x.read_text() for x in {variant.script for variant in compiled.VARIANTS.values()}]
     assert len(set(texts)) == len(texts)
 
 
@@ -79,4 +80,14 @@ def test_tables_compare_uses_with_linen_and_optimizations_with_our_script(tmp_pa
 
 def test_the_programs_of_the_study_have_names_in_its_tables():
     names = {*study.USES, *study.OPTIMIZATIONS}
-    assert set(compiled.VARIANTS) - {"step_gymnasium"} <= names
+    variants = {x for x, y in compiled.VARIANTS.items() if y.script in OF_PPO_TORCH}
+    assert variants <= names
+
+
+def test_the_precise_table_has_a_row_per_race_and_optimization(tmp_path):
+    path = tmp_path / "races.jsonl"
+    for race in study.PRECISE:
+        listed_race(path, race, ours=2.0, python_wrapper=3.0)
+    cells = study.precise_table(path).cells
+    assert cells["script"].tolist() == list(study.PRECISE.values())
+    assert cells.iloc[0].tolist() == ["cpp_wrapper", "ppo_torch_compile", "1.50× [1.50, 1.50]"]
