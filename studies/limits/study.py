@@ -10,7 +10,7 @@ from analysis.catalog import SIZES
 from analysis.formatting import number
 from analysis.page import Table
 from analysis.stats import NOTHING
-from analysis.tables import across, multiple, table_of, text, texts, value
+from analysis.tables import across, multiple, span, table_of, text, texts, value
 from studies.limits import compiled
 
 # Part -> name in the table.
@@ -187,6 +187,22 @@ def precise_table(path: Path) -> Table:
     return table_of("limits_precise", "Small effects, measured more precisely", frame, columns)
 
 
+def startup_table(path: Path) -> Table:
+    """Return the duration of a run of one iteration, and what each optimization saves."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    frame = pd.DataFrame(lines[1:])
+    seconds = {name: group["seconds"].to_numpy() for name, group in frame.groupby("variant")}
+    rows = []
+    for variant, what in OPTIMIZATIONS.items():
+        if variant in seconds:
+            difference = stats.mean(seconds[variant] - seconds["ours"])
+            rows.append((what, seconds["ours"].mean(), *difference))
+    frame = pd.DataFrame(rows, columns=["what", "seconds", *stats.Interval._fields])
+    columns = {"optimization": text("what"), "startup (s)": value("seconds")}
+    columns |= {"longer without it (s)": span()}
+    return table_of("limits_startup", "Startup of ppo_torch_compile", frame, columns)
+
+
 def sac_table(path: Path) -> Table:
     """Return the time of each part of an SAC step in Linen, in microseconds."""
     rows = pd.DataFrame(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
@@ -198,6 +214,7 @@ BLOCKS = {
     "limits_uses": uses_table,
     "limits_optimizations": optimizations_table,
     "limits_precise": precise_table,
+    "limits_startup": startup_table,
     "limits_sac": sac_table,
     "limits_cartpole": cartpole_table,
     "limits_parts": parts,
