@@ -96,7 +96,7 @@ def tuning_table(path: Path) -> Table:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     frame = pd.DataFrame(lines[1:])
     one, two = (frame.loc[frame["threads"] == x, "seconds"].to_numpy() for x in (1, 2))
-    row = (len(two), two.mean(), *geometric_mean(one / two))
+    row = (str(len(two)), two.mean(), *geometric_mean(one / two))
     frame = pd.DataFrame([row], columns=["pairs", "seconds", *Interval._fields])
     columns = {"pairs of studies": text("pairs"), "duration, two threads (s)": value("seconds")}
     columns |= {"one thread / two threads": multiple()}

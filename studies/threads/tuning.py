@@ -1,6 +1,6 @@
 """Time a study of tune.py on two cores, with one PyTorch thread per worker and with two.
 
-    python -m studies.threads.tuning > studies/threads/tuning.jsonl    # five minutes
+    python -m studies.threads.tuning > studies/threads/tuning.jsonl    # eight minutes
 
 Two workers run four trials of ppo_torch.py, and train twice with a held-out seed. Each line of JSON
 after the first contains the duration of one study in seconds, including startup. The studies
@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.machine import describe
 
 ROOT = Path(__file__).parents[2]
-PAIRS = 4
+PAIRS = 3
 COMMAND = ["tune.py", "ppo_torch", "--workers", "2", "--trials", "4", "--num-seeds", "1"]
 COMMAND += ["--held-out-seeds", "1", "--pruner", "none", "--episodes", "20"]
 COMMAND += ["--space", "gamma=0.9,0.95,0.98,0.995", "--total-timesteps", "163840"]

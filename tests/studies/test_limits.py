@@ -1,5 +1,7 @@
 """The uses of torch.compile in the limits study, without compiling."""
 
+import json
+
 import pytest
 import torch
 from running import BATCH, SMALL, assert_close, main, metrics
@@ -91,3 +93,12 @@ def test_the_precise_table_has_a_row_per_race_and_optimization(tmp_path):
     cells = study.precise_table(path).cells
     assert cells["script"].tolist() == list(study.PRECISE.values())
     assert cells.iloc[0].tolist() == ["cpp_wrapper", "ppo_torch_compile", "1.50× [1.50, 1.50]"]
+
+
+def test_the_startup_table_shows_what_an_optimization_saves(tmp_path):
+    path = tmp_path / "startup.jsonl"
+    rows = [{"variant": "ours", "seconds": x} for x in (10.0, 11.0)]
+    rows += [{"variant": "python_wrapper", "seconds": x} for x in (13.0, 14.0)]
+    path.write_text("\n".join(map(json.dumps, [{}, *rows])))
+    (row,) = study.startup_table(path).cells.to_numpy().tolist()
+    assert row[:2] == ["cpp_wrapper", "10.5"] and row[2].startswith("3.00")

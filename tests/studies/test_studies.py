@@ -385,3 +385,11 @@ def test_one_thread_beside_two(tmp_path):
     [row] = threads.jax_table(path).cells.to_dict("records")
     ratios = list(row.values())
     assert ratios == ["jax", "22,000", "0.250× [0.250, 0.250]", "0.500× [0.500, 0.500]"]
+
+
+def test_tune_with_one_thread_is_compared_with_two(tmp_path):
+    path = tmp_path / "tuning.jsonl"
+    rows = [{"threads": x, "seconds": 50.0 * x} for _ in range(3) for x in (1, 2)]
+    path.write_text("\n".join(map(json.dumps, [{}, *rows])))
+    [row] = threads.tuning_table(path).cells.to_numpy().tolist()
+    assert row[:2] == ["3", "100"] and row[2].startswith("0.500×")
