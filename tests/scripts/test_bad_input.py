@@ -90,7 +90,7 @@ def test_the_other_scripts_check_their_flags_in_the_same_way(for_gymnasium):
 
 
 FOLDERS = [
-    ("--runs-dir . --run-name complete", "complete exists"),
+    ("--runs-dir . --run-name complete", "complete already exists"),
     ("--resume complete", "complete is complete"),
     ("--resume complete --num-envs 8", "--num-envs, which is 4"),
 ]
