@@ -477,7 +477,7 @@ def begin(args: Args, words: list[str]) -> Command:
         study = open_study(name, args, folder, begun, defaults)
     except Timeout:
         fail("another command is running this study; use --workers 2 for two trials at a time")
-    except (OSError, sqlalchemy.exc.SQLAlchemyError) as error:
+    except (OSError, ImportError, sqlalchemy.exc.SQLAlchemyError) as error:
         fail(f"the study cannot be opened: {error}")
     return Command(args, words, given.env_id, defaults, space, folder, study, file_lock)
 

@@ -398,6 +398,7 @@ def test_if_the_script_refuses_the_defaults_the_study_ends(project):
     [
         ("fake.py --gamma 2", "--gamma must be between 0 and 1, not 2.0"),
         ("fake.py --studies-dir /dev/null", "the study cannot be opened: [Errno 20] Not a dir"),
+        ("fake.py --storage mysql://host/base", "cannot be opened: Failed to import DB access"),
         ("fake.py --gamma 0.9 --space gamma=0.9,1", "gamma is fixed"),
         ("fake.py --space gama=0.9", "gama is fixed, or is not a flag of the script"),
         ("fake.py --space gamma=0.5:2", "Leaving out gamma=2: Error parsing Args: --gamma must"),
