@@ -177,9 +177,10 @@ def parse_range(name: str, text: str, given: Any) -> Callable:
         low, high = (parse(name, word, given) for word in text.removesuffix(":log").split(":"))
         method = "suggest_int" if isinstance(low, int) else "suggest_float"
         propose = methodcaller(method, name, low, high, log=text.endswith(":log"))
-        propose(optuna.trial.FixedTrial({name: low}))  # checks the range
+        propose(optuna.trial.FixedTrial({name: getattr(given, name)}))  # checks the range
     except (ValueError, TypeError):
-        fail(f"--space {name}={text} must be NAME=LOW:HIGH[:log] or NAME=A,B,C")
+        form = "NAME=LOW:HIGH[:log] or NAME=A,B,C; :log requires a positive LOW and default"
+        fail(f"--space {name}={text} must be {form}")
     return propose
 
 
@@ -213,7 +214,7 @@ def words_of(settings: dict[str, Any]) -> list[str]:
 
 # === Runs =======================================================================================
 def run(words: list[str], log: Path) -> None:
-    """Run a script to completion, or raise TrialError; write the output of the script to `log`."""
+    """Run a script to completion, or raise TrialError and keep its output."""
     log.parent.mkdir(exist_ok=True)
     with open(log, "wb") as file:
         status = subprocess.run(
@@ -226,6 +227,7 @@ def run(words: list[str], log: Path) -> None:
     if status != 0:
         reason = reason_of(log.read_text(errors="replace"))
         raise TrialError(f"{Path(words[0]).name} ended with status {status}: {reason}")
+    log.unlink()
 
 
 def reason_of(output: str) -> str:

@@ -403,6 +403,7 @@ def test_if_the_script_refuses_the_defaults_the_study_ends(project):
         ("fake.py --space gama=0.9", "gama is fixed, or is not a flag of the script"),
         ("fake.py --space gamma=0.5:2", "Leaving out gamma=2: Error parsing Args: --gamma must"),
         ("fake.py --space gamma=0.5:0.2", "--space gamma=0.5:0.2 must be NAME=LOW:HIGH"),
+        ("fake.py --space seconds=1:2:log", ":log requires a positive LOW and default"),
         ("many.py", "many.py does not train one agent"),
         ("other.py", "other.py does not train one agent"),
         ("ppo_lenin", "ppo_lenin is neither a file nor a script of this project"),
