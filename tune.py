@@ -11,7 +11,6 @@ returns are unbiased. Results are written to tuned/NAME. If tune.py is stopped o
 same command again to continue.
 """
 
-import hashlib
 import importlib
 import io
 import json
@@ -56,8 +55,8 @@ except ImportError as error:
 
 HERE = Path(__file__).resolve().parent
 # Search space; settings that the script does not have are skipped. LOW:HIGH is uniform, or
-# log-uniform with :log. A,B,C is a choice between these values and the default. Values that the
-# script rejects are dropped.
+# log-uniform with :log; % is of total_timesteps. A,B,C is a choice between these values and the
+# default. Values that the script rejects are left out.
 SPACE = {
     "learning_rate": "1e-5:1e-2:log",
     "anneal_lr": "True,False",
@@ -67,12 +66,12 @@ SPACE = {
     "gamma": "0.9,0.95,0.98,0.99,0.995,0.999",
     "gae_lambda": "0.8,0.9,0.95,0.98,1.0",
     "clip_coef": "0.1:0.4",
-    "ent_coef": "1e-6:1e-1:log",
+    "ent_coef": "0.0,1e-5,1e-4,1e-3,1e-2,1e-1",
     "vf_coef": "0.2:1.0",
     "max_grad_norm": "0.3:3.0:log",
     "buffer_size": "10000,50000,100000",
-    "batch_size": "32,64,128",
-    "train_frequency": "4:32:log",
+    "batch_size": "32,64,128,256",
+    "train_frequency": "1:16:log",
     "target_network_frequency": "10:1000:log",
     "double_q": "True,False",
     "end_e": "0.01:0.2:log",
@@ -83,12 +82,8 @@ SPACE = {
     "norm_reward": "True,False",
     "tau": "1e-3:5e-2:log",
 }
-# In continuous PPO, the default of ent_coef is 0, which has no logarithm.
-CONTINUOUS_SPACE = SPACE | {"ent_coef": "0.0,1e-4,1e-3,1e-2"}
-SAC_SPACE = SPACE | {"batch_size": "64,128,256", "train_frequency": "1:8:log"}
 HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., held-out runs with seeds 1001, 1002, ...
 TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # evaluation seeds
-USAGE_ERROR = "ended with status 2"  # the exit status of argparse and tyro
 DIVERGED = "NaN or infinite"  # part of the errors of scripts and evaluate.py after divergence
 
 
@@ -154,21 +149,16 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
     """Return the search space as a mapping from settings to ranges in the syntax of --space."""
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     fixed = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
-    space = SPACE
-    if hasattr(given, "norm_obs"):
-        space = CONTINUOUS_SPACE
-    if hasattr(given, "tau"):
-        space = SAC_SPACE
     if hasattr(given, "train_frequency"):
         fixed.add("num_steps")  # in DQN and SAC, num_steps sets how often metrics are logged
     free = asdict(given).keys() - fixed
     ranges = {}
-    for word in asked or [name for name in space if name in free]:
+    for word in asked or [name for name in SPACE if name in free]:
         name, _, text = word.partition("=")
         name = name.replace("-", "_")
         if name not in free:
             fail(f"--space {word}: {name} is fixed, or is not a flag of the script")
-        ranges[name] = text or space.get(name, "")
+        ranges[name] = text or SPACE.get(name, "")
     return ranges
 
 
@@ -187,9 +177,10 @@ def parse_range(name: str, text: str, given: Any) -> Callable:
         low, high = (parse(name, word, given) for word in text.removesuffix(":log").split(":"))
         method = "suggest_int" if isinstance(low, int) else "suggest_float"
         propose = methodcaller(method, name, low, high, log=text.endswith(":log"))
-        propose(optuna.trial.FixedTrial({name: low}))  # checks the range
+        propose(optuna.trial.FixedTrial({name: getattr(given, name)}))  # checks the range
     except (ValueError, TypeError):
-        fail(f"--space {name}={text} must be NAME=LOW:HIGH[:log] or NAME=A,B,C")
+        form = "NAME=LOW:HIGH[:log] or NAME=A,B,C; :log requires a positive LOW and default"
+        fail(f"--space {name}={text} must be {form}")
     return propose
 
 
@@ -245,7 +236,7 @@ def reason_of(output: str) -> str:
     """Return the error that ended a script: of tyro, the last exception, or the last line."""
     lines = [x for line in output.splitlines() if (x := line.strip("│╭╮╰╯─ "))]
     errors = [x for x in lines if re.match(r"Error parsing|Diverged|[\w.]+(Error|Exception)\b", x)]
-    return [*lines[-1:], *errors][-1][:500] if lines else "no output"
+    return (errors or lines or ["no output"])[-1]
 
 
 def train(command: Command, folder: Path, settings: dict[str, Any], seed: int) -> None:
@@ -262,20 +253,11 @@ def evaluate(command: Command, folders: list[Path], seed: int) -> list[float]:
     words += ["--episodes", str(command.args.episodes), "--seed", str(seed)]
     words += ["--script", str(command.args.script), "--env-id", command.env_id]
     run(words, Path(f"{folders[0]}.evaluate.log"))
-    returns = [read_json(folder / "evaluation.json")["return"]["mean"] for folder in folders]
+    results = [json.loads((folder / "evaluation.json").read_bytes()) for folder in folders]
+    returns = [result["return"]["mean"] for result in results]
     if not np.isfinite(returns).all():
         raise TrialError("the return of an agent is NaN or infinite")
     return returns
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def training_return(folder: Path) -> float | None:
-    """Return the mean return of the last training episodes; None if too few finished."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return last_return(list(map(json.loads, lines)))
 
 
 # === Trials =====================================================================================
@@ -288,16 +270,17 @@ def objective(command: Command, trial: optuna.Trial) -> float:
     try:
         for seed, folder in enumerate(folders, 1):
             train(command, folder, settings, seed)
-            value = training_return(folder)
-            if value is not None:
+            lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+            value = last_return([json.loads(line) for line in lines])
+            if value is not None:  # enough episodes have finished
                 recent.append(value)
                 trial.report(stats.trim_mean(recent, 0.25), seed)
             if folder != folders[-1] and trial.should_prune():
                 raise optuna.TrialPruned
         returns = evaluate(command, folders, TRIAL_EPISODES)
     except TrialError as error:
-        if settings == command.defaults and USAGE_ERROR in str(error):
-            sys.exit(str(error))  # all trials would fail, for example without a package
+        if settings == command.defaults and "ended with status 2:" in str(error):
+            sys.exit(str(error))  # a usage error or a missing package: all trials would fail
         trial.set_user_attr("error", str(error))
         raise
     finally:
@@ -341,15 +324,13 @@ def report(command: Command, study: optuna.Study, trial: FrozenTrial) -> None:
 
 def search(command: Command) -> None:
     """Run trials until the study has enough of them; write trials.csv, with a row per trial."""
-    missing = command.args.trials - len(ended(command.study))
-    if missing > 0:
-        command.study.optimize(
-            partial(objective, command),
-            n_trials=missing,
-            n_jobs=command.args.workers,
-            catch=(TrialError,),
-            callbacks=[partial(report, command)],
-        )
+    command.study.optimize(
+        partial(objective, command),
+        n_trials=max(0, command.args.trials - len(ended(command.study))),
+        n_jobs=command.args.workers,
+        catch=(TrialError,),
+        callbacks=[partial(report, command)],
+    )
     columns = ("number", "state", "value", "duration", "params", "user_attrs")
     command.study.trials_dataframe(columns).to_csv(command.folder / "trials.csv", index=False)
 
@@ -365,18 +346,16 @@ def compare(command: Command) -> dict[str, Any]:
     # Two returns of minus infinity differ by 0.
     differences = [x - y if x != y else 0.0 for x, y in zip(of_best, of_defaults, strict=True)]
     words = ["python", str(command.args.script), *command.words, *words_of(best.params)]
-    info = command.folder / "held_out" / f"defaults-seed-{HELD_OUT + 1}" / "run.json"
+    print(f"Greedy return with {len(of_best)} held-out seeds, interquartile mean [95% interval]:")
     result = {
         "best_trial": best.number,
         "best_settings": best.params,
-        "default_settings": command.defaults,
         "value_in_study": best.value,  # a maximum, so biased upwards
         "default_value_in_study": defaults[0] if defaults else None,
-        "best": summary(of_best),
-        "defaults": summary(of_defaults),
-        "best_minus_defaults": summary(differences),
+        "defaults": summary("defaults", of_defaults),
+        "best": summary(f"best settings, from trial {best.number}", of_best),
+        "best_minus_defaults": summary("difference, paired by seed", differences),
         "command": shlex.join(words),
-        "versions": read_json(info)["versions"] if info.exists() else {},
     }
     return result | command.study.user_attrs["begun"]
 
@@ -411,11 +390,11 @@ def held_out_return(command: Command, name: str, settings: dict[str, Any], seed:
     return value
 
 
-def summary(returns: list[float]) -> dict[str, Any]:
-    """Return the interquartile mean (Agarwal et al. 2021) with its 95% interval, and a text.
+def summary(title: str, returns: list[float]) -> dict[str, Any]:
+    """Return the interquartile mean (Agarwal et al. 2021) with its 95% interval, and print both.
 
-    The interval follows Tukey and McLaughlin (1963). It is None if the variance is zero. The text
-    also has the mean with Student's t interval, and the range.
+    The interval follows Tukey and McLaughlin (1963). It is None if the variance is zero. The mean
+    with Student's t interval and the range are only printed.
     """
     iqm = stats.trim_mean(returns, 0.25)
     cut = (len(returns) // 4 + 1e-9) / len(returns)
@@ -423,8 +402,8 @@ def summary(returns: list[float]) -> dict[str, Any]:
     interval = [low, high] if low < high else None
     text = formatting.interval(iqm, *(interval or (np.nan, np.nan)))
     text += f", mean {formatting.interval(*mean(np.array(returns)))}"
-    text += f", {min(returns):.4g} to {max(returns):.4g}"
-    return {"iqm": iqm, "interval": interval, "returns": returns, "text": text}
+    print(f"  {title}: {text}, {min(returns):.4g} to {max(returns):.4g}")
+    return {"iqm": iqm, "interval": interval, "returns": returns}
 
 
 def finish(command: Command) -> None:
@@ -432,22 +411,15 @@ def finish(command: Command) -> None:
     study = command.study
     if not completed(study):
         sys.exit("no trial is complete; trials.csv lists the reasons")
-    if command.args.storage:  # other machines may run trials of this study
-        optuna.storages.fail_stale_trials(study)
-        if study.get_trials(states=(TrialState.RUNNING,)):
-            print("Other machines are running trials. Run this command again when they are done.")
-            return
+    optuna.storages.fail_stale_trials(study)
+    if study.get_trials(states=(TrialState.RUNNING,)):
+        print("Other machines are running trials. Run this command again when they are done.")
+        return
     result = compare(command)
     finite = json.loads(json.dumps(result), parse_constant=lambda _: None)  # NaN is not JSON
     (command.folder / "best.json").write_text(json.dumps(finite, indent=2))
-    seeds = command.args.held_out_seeds
-    print(f"Greedy return with {seeds} held-out seeds, interquartile mean [95% interval]:")
-    print(f"  defaults: {result['defaults']['text']}")
-    print(f"  best settings, from trial {result['best_trial']}: {result['best']['text']}")
-    print(f"  difference, paired by seed: {result['best_minus_defaults']['text']}")
     print(f"Written to {command.folder}. Train with the best settings: {result['command']}")
-    if len(completed(study)) > 1:
-        draw(study, command.folder)
+    draw(study, command.folder)
     if command.args.mlflow:
         try:
             copy_to_mlflow(command, result)
@@ -457,14 +429,8 @@ def finish(command: Command) -> None:
 
 def draw(study: optuna.Study, folder: Path) -> None:
     """Write Optuna's figures as HTML files."""
-    top = list(optuna.importance.get_param_importances(study))[:4]
-    figures = {
-        "optimization_history": visualization.plot_optimization_history(study),
-        "param_importances": visualization.plot_param_importances(study),
-        "parallel_coordinate": visualization.plot_parallel_coordinate(study),
-        "contour": visualization.plot_contour(study, params=top),
-    }
-    for name, figure in figures.items():
+    for name in ("optimization_history", "param_importances", "parallel_coordinate", "slice"):
+        figure = getattr(visualization, f"plot_{name}")(study)
         figure.write_html(folder / f"{name}.html", include_plotlyjs="directory")
 
 
@@ -505,9 +471,8 @@ def begin(args: Args, words: list[str]) -> Command:
         fail("no setting is left to search")
     print(", ".join(f"{name}={text}" for name, text in ranges.items()), flush=True)
     defaults = {name: shown(getattr(given, name)) for name in space}
-    begun = {"script": args.script.name, "flags": words, "space": ranges}
-    begun["version"] = hashlib.sha256(args.script.read_bytes()).hexdigest()
-    begun |= {x: getattr(args, x) for x in ("num_seeds", "episodes", "pruner")}
+    begun: dict[str, Any] = {"script": args.script.name, "flags": words, "space": ranges}
+    begun |= {"num_seeds": args.num_seeds, "episodes": args.episodes}
     name = args.study or f"{args.script.stem}__{given.env_id}"
     folder = args.studies_dir / name.replace("/", "-").replace(":", "-")
     file_lock = FileLock(folder / "study.lock", timeout=0)
@@ -516,7 +481,7 @@ def begin(args: Args, words: list[str]) -> Command:
         study = open_study(name, args, folder, begun, defaults)
     except Timeout:
         fail("another command is running this study; use --workers 2 for two trials at a time")
-    except (OSError, sqlalchemy.exc.SQLAlchemyError) as error:
+    except (OSError, ImportError, sqlalchemy.exc.SQLAlchemyError) as error:
         fail(f"the study cannot be opened: {error}")
     return Command(args, words, given.env_id, defaults, space, folder, study, file_lock)
 
@@ -544,10 +509,9 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
         load_if_exists=True,
     )
     started = study.user_attrs.get("begun", begun)
-    other = [x for x in begun if begun[x] != started.get(x)]
-    if other:
-        changed = f"study {name} was started with different settings ({other[0]})"
-        fail(f"{changed}; choose a different --study")
+    changed = [x for x in begun if begun[x] != started[x]]
+    if changed:
+        fail(f"study {name} was started with different {changed[0]}; choose a different --study")
     study.set_user_attr("begun", begun)
     # A resumed study and a second machine need new proposals, so the seed counts the trials.
     seed = args.seed + len(study.trials)

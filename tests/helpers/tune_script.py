@@ -72,7 +72,7 @@ def trace(folder: Path, what: str, **more: Any) -> None:
 
 
 def write_info(folder: Path, status: str, args: Args) -> None:
-    info = {"status": status, "args": asdict(args), "versions": {"jax": "1"}}
+    info = {"status": status, "args": asdict(args)}
     (folder / "run.new").write_text(json.dumps(info))
     os.replace(folder / "run.new", folder / "run.json")
 
