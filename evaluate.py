@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # fast enough, and the same numbers with and without a GPU
-os.environ["SDL_VIDEODRIVER"] = "dummy"  # pygame draws without a display
-os.environ["SDL_AUDIODRIVER"] = "dummy"
+os.environ["SDL_VIDEODRIVER"] = "dummy"  # without a display, pygame would print an error,
+os.environ["SDL_AUDIODRIVER"] = "dummy"  # and without a sound card, dozens of them
 
 import jax
 import numpy as np
@@ -110,7 +110,7 @@ def load_run(folder: Path, args: Args) -> Run:
     if ":" in env_id and env_id not in args.env_id:
         module = env_id.partition(":")[0]
         fail(f"{folder}: this run uses your module {module}; add --env-id {shlex.quote(env_id)}")
-    if info["iteration"] == 0:
+    if info.get("iteration") == 0:
         hint = "wait for the first one, or train again with --save-every 1"
         fail(f"{folder} has no checkpoint (its status is {info['status']}): {hint}")
     script = load_script(name, args.script)
@@ -194,9 +194,9 @@ def to_unit_range(action: np.ndarray, env: Any) -> np.ndarray:
 def play(run: Run, env: Any, args: Args, with_images: bool = False) -> Iterator[tuple]:
     """Step N = env.num_envs environments endlessly. Yield image, results, done and capped.
 
-    image shows the first environment before the step. results come from VecEnv.step; of the rest,
-    done (N,) is true at the end of an episode, and capped (N,) where --max-steps cut it off. In
-    Gymnasium a new episode follows a capped one; in JAX, each environment plays only one.
+    image shows the first environment before the step; results come from VecEnv.step. done (N,) is
+    true at the end of an episode, and capped (N,) where --max-steps cut it off. In Gymnasium a new
+    episode follows a capped one; in JAX, each environment plays only one episode.
     """
     policy_options: dict[str, Any] = {"sample": True} if args.sample else {}
     is_recurrent = "starts" in inspect.signature(run.policy).parameters
@@ -206,7 +206,7 @@ def play(run: Run, env: Any, args: Args, with_images: bool = False) -> Iterator[
     obs = envs.reset()
     starts = np.full(env.num_envs, True)
     while True:
-        obs = np.array(obs).reshape(env.num_envs, *env.obs_shape)
+        obs = np.array(obs)
         if is_recurrent:
             policy_options["starts"] = starts
         action = run.policy(obs, **policy_options)
