@@ -12,12 +12,13 @@
     python evaluate.py runs/mine --script path/to/mine.py --env-id my_module:MyEnv
     python evaluate.py runs/slow --num-envs 4 --vectorization async  # in four processes
 
-A run is a folder with run.json and a checkpoint; it may still be training. A folder with one
-subfolder per agent also works. load_policy in the training script loads the policy. The script must
-be in the folder of this file or in more/, or be given with --script. Everything runs on the CPU.
+A run is a folder with run.json and a checkpoint; it may still be training. For a folder with one
+subfolder per agent, all agents are evaluated. The policy is loaded by load_policy in the training
+script, which must be in the folder of evaluate.py or in more/, or be given with --script.
+Everything runs on the CPU.
 """
 
-import importlib.util
+import importlib
 import inspect
 import json
 import os
@@ -33,10 +34,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # fast enough, and the same numbers with and without a GPU
-os.environ["SDL_VIDEODRIVER"] = "dummy"  # pygame draws without a display
-os.environ["SDL_AUDIODRIVER"] = "dummy"
+os.environ["SDL_VIDEODRIVER"] = "dummy"  # without a display, pygame would print an error,
+os.environ["SDL_AUDIODRIVER"] = "dummy"  # and without a sound card, dozens of them
 
-import gymnasium
 import jax
 import numpy as np
 import tyro
@@ -46,7 +46,7 @@ from PIL import Image, ImageDraw, ImageOps
 from scipy import stats
 
 HERE = Path(__file__).resolve().parent
-PROGRESS_AFTER = 2.0  # seconds until the first progress line
+PROGRESS_INTERVAL = 10.0  # seconds between progress lines
 
 
 @dataclass
@@ -56,13 +56,13 @@ class Args:
     episodes: int = 100  # episodes per run
     sample: bool = False  # sample actions from the policy instead of taking the most likely one
     epsilon: float = 0.0  # probability of a uniformly random action; 1: a random agent
-    max_steps: int = 10_000  # maximum episode length; longer episodes are truncated, and counted
+    max_steps: int = 10_000  # maximum episode length; longer episodes are cut off ("capped")
     seed: int = 0  # seed of environments and actions, the same for every run
     num_envs: int | None = None  # Gymnasium environments; default: one per episode, fewer if async
-    vectorization: Literal["sync", "async"] | None = None  # default: as in training
+    vectorization: Literal["sync", "async"] | None = None  # in Gymnasium; default: as in training
     script: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()  # training script in another folder
     env_id: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # my_module:MyEnv to trust and import
-    gif: Path | None = None  # write the first episodes of all runs, side by side, to this GIF
+    gif: Path | None = None  # draw the first episode of each run, side by side, in this GIF
 
     def __post_init__(self) -> None:
         """Check the flags. tyro reports a ValueError as a usage error."""
@@ -73,8 +73,6 @@ class Args:
         if self.num_envs is not None and (self.num_envs < 1 or self.episodes % self.num_envs != 0):
             rule = f"--num-envs must divide --episodes ({self.episodes})"
             raise ValueError(f"{rule}, so that all environments play the same number of episodes")
-        if self.gif and not self.gif.parent.is_dir():
-            raise ValueError(f"--gif: folder {self.gif.parent} does not exist")
 
 
 class Run(NamedTuple):
@@ -85,9 +83,9 @@ class Run(NamedTuple):
     policy: Callable  # from load_policy in the script
 
 
-def fail(reason: str, status: int = 2) -> NoReturn:
+def fail(reason: str) -> NoReturn:
     print(reason, file=sys.stderr)
-    sys.exit(status)
+    sys.exit(2)
 
 
 # === Loading runs ===============================================================================
@@ -105,17 +103,16 @@ def load_run(folder: Path, args: Args) -> Run:
     """Load a run. Its run.json is not trusted: it never decides what code is imported."""
     try:
         info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        name = str(info["script"])
+        name = info["script"]
         env_id = str(info["args"]["env_id"])
-        status = info["status"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         fail(f"{folder} is not a run folder: cannot read run.json ({type(error).__name__})")
     if ":" in env_id and env_id not in args.env_id:
         module = env_id.partition(":")[0]
         fail(f"{folder}: this run uses your module {module}; add --env-id {shlex.quote(env_id)}")
-    if all(x.name == "checkpoint.new" for x in folder.glob("checkpoint.*")):
+    if info.get("iteration") == 0:
         hint = "wait for the first one, or train again with --save-every 1"
-        fail(f"{folder} has no checkpoint (its status is {status}): {hint}")
+        fail(f"{folder} has no checkpoint (its status is {info['status']}): {hint}")
     script = load_script(name, args.script)
     try:
         info, run_args = script.load_info(folder)
@@ -128,7 +125,7 @@ def load_run(folder: Path, args: Args) -> Run:
     if not hasattr(script, "gymnasium") and (args.num_envs or args.vectorization):
         flags = "--num-envs and --vectorization are for Gymnasium"
         fail(f"{flags}, but the environments of {folder} run in JAX: remove them")
-    if status == "diverged":
+    if info["status"] == "diverged":
         hint = f"this is its last checkpoint, after {iteration} iterations"
         print(f"{folder} diverged: {hint}", file=sys.stderr)
     return Run(folder, script, run_args, iteration, policy)
@@ -137,15 +134,11 @@ def load_run(folder: Path, args: Args) -> Run:
 def load_script(name: str, scripts: tuple[Path, ...]) -> Any:
     """Import the training script `name` from --script, this folder or more/."""
     files = [*scripts, *HERE.glob("*.py"), *HERE.glob("more/*.py")]
-    file = next((x for x in files if x.stem == name and x.is_file()), None)
+    file = next((x for x in files if x.stem == name), None)
     if file is None:
         fail(f"There is no {name}.py next to evaluate.py: add --script path/to/{name}.py")
-    spec: Any = importlib.util.spec_from_file_location(name, file)
-    script = importlib.util.module_from_spec(spec)
-    sys.modules[name] = script  # dataclasses look up the module there
-    sys.path.append(str(file.parent))  # for the imports of the script
-    spec.loader.exec_module(script)
-    return script
+    sys.path.insert(0, str(file.parent))
+    return importlib.import_module(name)
 
 
 # === Environments ===============================================================================
@@ -167,12 +160,11 @@ def make_env(run: Run, args: Args, num_envs: int, **options: Any) -> Generator[A
 
 
 class JaxEnvs:
-    """Keep the state of a VecEnv in JAX, which then has the interface of one in Gymnasium."""
+    """Keep the state of a VecEnv in JAX, so that it has the interface of one in Gymnasium."""
 
     def __init__(self, env: Any, seed: int) -> None:
         self.env = env
         self.seed = seed
-        self.state: Any = None
         self.jit_step = jax.jit(env.step)
 
     def reset(self) -> Any:
@@ -193,29 +185,28 @@ def random_actions(env: Any, rng: np.random.Generator) -> np.ndarray:
 
 def to_unit_range(action: np.ndarray, env: Any) -> np.ndarray:
     """Map actions from the bounds of the environment to [-1, 1], as VecEnv.step expects."""
-    center = env.action_low / 2 + env.action_high / 2  # low + high can overflow in float32
-    half = env.action_high / 2 - env.action_low / 2
+    center = (env.action_low + env.action_high) / 2
+    half = (env.action_high - env.action_low) / 2
     return (action - center) / np.where(half > 0, half, 1)  # half is 0 if the bounds are equal
 
 
 # === Episodes ===================================================================================
-def play(run: Run, env: Any, args: Args, render: bool = False) -> Iterator[tuple]:
+def play(run: Run, env: Any, args: Args, with_images: bool = False) -> Iterator[tuple]:
     """Step N = env.num_envs environments endlessly. Yield image, results, done and capped.
 
-    image shows the first environment before the step. results come from VecEnv.step; of the rest,
-    done (N,) is true at the end of an episode, and capped (N,) where --max-steps cut it off. In
-    Gymnasium a new episode follows a capped one; in JAX, each environment plays only one.
+    image shows the first environment before the step; results come from VecEnv.step. done (N,) is
+    true at the end of an episode, and capped (N,) where --max-steps cut it off. In Gymnasium a new
+    episode follows a capped one; in JAX, each environment plays only one episode.
     """
     policy_options: dict[str, Any] = {"sample": True} if args.sample else {}
     is_recurrent = "starts" in inspect.signature(run.policy).parameters
     rng = np.random.default_rng(args.seed)
     in_gymnasium = hasattr(env, "envs")
     envs = env if in_gymnasium else JaxEnvs(env, args.seed)
-    get_image = make_renderer(run, envs) if render else None
     obs = envs.reset()
     starts = np.full(env.num_envs, True)
     while True:
-        obs = np.array(obs).reshape(env.num_envs, *env.obs_shape)
+        obs = np.array(obs)
         if is_recurrent:
             policy_options["starts"] = starts
         action = run.policy(obs, **policy_options)
@@ -224,8 +215,8 @@ def play(run: Run, env: Any, args: Args, render: bool = False) -> Iterator[tuple
             action[explores] = random_actions(env, rng)[explores]
         if not np.isfinite(action).all():
             reason = "the policy returned NaN or infinite actions; training may have diverged"
-            fail(f"{run.folder}: {reason}", status=1)
-        image = get_image(obs) if get_image else None
+            sys.exit(f"{run.folder}: {reason}")
+        image = render(run, envs, obs) if with_images else None
         if hasattr(env, "action_low"):
             action = to_unit_range(action, env)
         obs, results = envs.step(action)
@@ -242,11 +233,7 @@ def play(run: Run, env: Any, args: Args, render: bool = False) -> Iterator[tuple
 
 
 def count_envs(run: Run, args: Args) -> int:
-    """Return the number of environments that play at the same time.
-
-    With async, by default, these are at most as many processes as in training, such that all of
-    them play the same number of episodes.
-    """
+    """Number of environments. With async, the default is at most the number in training."""
     vectorization = args.vectorization or getattr(run.args, "vectorization", "sync")
     if args.num_envs or vectorization == "sync":
         return args.num_envs or args.episodes
@@ -265,8 +252,7 @@ def evaluate(run: Run, env: Any, args: Args) -> dict[str, Any]:
     lengths = np.zeros((env.num_envs, episodes_per_env), int)
     num_capped = 0
     finished = np.zeros(env.num_envs, int)  # number of finished episodes per environment
-    start = time.perf_counter()
-    next_report = start + PROGRESS_AFTER
+    start = printed = time.perf_counter()
     for number, (_, results, done, capped) in enumerate(play(run, env, args), 1):
         rows = np.flatnonzero((finished < episodes_per_env) & (done | capped))
         returns[rows, finished[rows]] = results["episode_return"][rows]
@@ -276,10 +262,10 @@ def evaluate(run: Run, env: Any, args: Args) -> dict[str, Any]:
         if finished.min() == episodes_per_env:
             break
         now = time.perf_counter()
-        if now > next_report:
+        if now - printed > PROGRESS_INTERVAL:
+            printed = now
             progress = f"{finished.sum()} of {args.episodes} episodes, step {number:,}"
             print(f"{run.folder}: {progress}, {now - start:.0f} s", file=sys.stderr, flush=True)
-            next_report = now + (now - start) / 2
     return {
         "script": run.script.__name__,
         "env_id": run.args.env_id,
@@ -301,10 +287,7 @@ def evaluate(run: Run, env: Any, args: Args) -> dict[str, Any]:
 
 
 def summarize(values: Any) -> dict[str, Any]:
-    """Return the mean with a 95% interval (Student's t), and the range.
-
-    A single value has no interval.
-    """
+    """Return the mean, its 95% interval (Student's t; None for a single value) and the range."""
     summary: dict[str, Any] = {"mean": float(np.mean(values)), "interval": None}
     if len(values) > 1:
         half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
@@ -345,46 +328,35 @@ def compare(a: list[float], b: list[float]) -> str:
 
 
 # === GIF ========================================================================================
-def make_renderer(run: Run, envs: Any) -> Callable:
-    """Return a function that maps observations to an image of the first environment.
-
-    Images are (height, width, 3) uint8. Without a renderer, they show the observation.
-    """
+def render(run: Run, envs: Any, obs: np.ndarray) -> Any:
+    """Return an image of the first environment, or of its observation if it has no renderer."""
     env_id = run.args.env_id
-
-    def first_state():
-        inner = jax.tree.map(lambda x: np.asarray(x[0]), envs.state.inner)
-        return inner.env_state if getattr(run.args, "sticky_actions", 0) else inner
-
-    def render_classic_control(obs):
-        screen.state = vis_gym.get_gym_state(first_state(), env_id)
-        screen.last_u = getattr(first_state(), "last_u", None)  # the torque arrow of Pendulum
-        return screen.render()
-
     if not isinstance(envs, JaxEnvs):
         if envs.envs.render_mode == "rgb_array":
-            return lambda obs: envs.envs.render()[0]
-    elif env_id in vis_gym.SUPPORTED_GYM_ENVS:
-        screen: Any = gymnasium.make(env_id, render_mode="rgb_array").unwrapped
-        return render_classic_control
-    elif ":" in env_id and hasattr(envs.env.env, "render"):
-        return lambda obs: envs.env.env.render(first_state(), envs.env.params)
-    return lambda obs: draw_observation(obs[0])
+            return envs.envs.render()[0]
+        return draw_observation(obs[0])
+    state = jax.tree.map(lambda x: np.asarray(x[0]), envs.state.inner)
+    if getattr(run.args, "sticky_actions", 0):
+        state = state.env_state
+    if env_id in vis_gym.SUPPORTED_GYM_ENVS:
+        return vis_gym.render_gym_frame(env_id, state, envs.env.params)
+    if ":" in env_id and hasattr(envs.env.env, "render"):
+        return envs.env.env.render(state, envs.env.params)
+    return draw_observation(obs[0])
 
 
 def draw_observation(obs: np.ndarray) -> np.ndarray:
     """Draw an observation: frames unchanged, grids as colored squares, vectors as a heat map."""
     if obs.ndim == 3 and obs.dtype == np.uint8 and sorted(obs.shape)[1] >= 32:
-        if obs.shape[0] < obs.shape[-1]:
-            obs = np.moveaxis(obs, 0, -1)  # channels last
-        return obs if obs.shape[-1] == 3 else obs[..., -1:].repeat(3, -1)  # the latest frame, gray
+        if obs.shape[-1] == 3:
+            return obs
+        return obs[-1] if obs.shape[0] < obs.shape[-1] else obs[..., -1]  # the latest frame
     if obs.ndim in (2, 3):
         channels = obs.reshape(*obs.shape[:2], -1) > 0
         numbers = (channels * np.arange(1, channels.shape[-1] + 1)).max(-1)  # last active channel
-        colors = colormaps["tab10"].with_extremes(under="black")
-        return colors(numbers - 1, bytes=True)[..., :3]
-    row = colormaps["viridis"](stats.logistic.cdf(obs.ravel()), bytes=True)[None, :, :3]
-    return row.repeat(obs.size // 8 + 1, axis=0)
+        return colormaps["tab10"].with_extremes(under="black")(numbers - 1, bytes=True)
+    row = colormaps["viridis"](stats.logistic.cdf(obs.ravel()), bytes=True)
+    return row[None].repeat(obs.size // 8 + 1, axis=0)
 
 
 def draw_episode(run: Run, args: Args) -> Iterator[np.ndarray]:
@@ -395,7 +367,7 @@ def draw_episode(run: Run, args: Args) -> Iterator[np.ndarray]:
             if "rgb_array" in env.envs.metadata.get("render_modes", ()):
                 options["render_mode"] = "rgb_array"
     with make_env(run, args, 1, **options) as env:
-        steps = islice(play(run, env, args, render=True), 500)
+        steps = islice(play(run, env, args, with_images=True), 500)
         for image, results, done, capped in steps:
             result = f"return {results['episode_return'][0]:g}{', finished' if done[0] else ''}"
             yield draw_panel(run, args, image, result)
@@ -415,22 +387,16 @@ def draw_panel(run: Run, args: Args, image: Any, result: str) -> np.ndarray:
     return np.asarray(panel)
 
 
-def draw(runs: list[Run], args: Args, path: Path) -> None:
-    """Write a GIF with one panel per run.
+def draw_frames(runs: list[Run], args: Args) -> Iterator[Image.Image]:
+    """Yield the frames of a GIF with one panel per run.
 
     All episodes are played at the same time, to hold only one frame in memory. An episode that has
     ended shows its last panel until the longest one ends.
     """
-    episodes = [draw_episode(run, args) for run in runs]
-
-    def frames() -> Iterator[Image.Image]:
-        last: dict[int, np.ndarray] = {}
-        for panels in zip_longest(*episodes):
-            last |= {i: panel for i, panel in enumerate(panels) if panel is not None}
-            yield Image.fromarray(np.hstack([*last.values()]))
-
-    images = frames()
-    next(images).save(path, "gif", save_all=True, append_images=images, duration=30, loop=0)
+    last: dict[int, np.ndarray] = {}
+    for panels in zip_longest(*[draw_episode(run, args) for run in runs]):
+        last |= {i: panel for i, panel in enumerate(panels) if panel is not None}
+        yield Image.fromarray(np.hstack([*last.values()]))
 
 
 # === Command line ===============================================================================
@@ -461,12 +427,12 @@ def main() -> None:
         if len(mean_returns) > 1:
             mean, iqm = format_mean(summarize(means[-1])), stats.trim_mean(means[-1], 0.25)
             print(f"mean over {len(mean_returns)} seeds {mean}, interquartile mean {iqm:.2f}")
-        else:
-            print("one seed, so no interval over seeds")
     if others:
         print(f"The first group is {compare(*means)}")
     if args.gif:
-        draw(runs + others, args, args.gif)
+        frames = draw_frames(runs + others, args)
+        args.gif.parent.mkdir(parents=True, exist_ok=True)
+        next(frames).save(args.gif, "gif", save_all=True, append_images=frames, duration=30, loop=0)
         print(f"Wrote {args.gif}")
 
 
@@ -483,7 +449,7 @@ def file_name(args: Args) -> str:
 
 
 def report(run: Run, results: dict[str, Any], file: Path) -> None:
-    """Print and write the results. They may be on a read-only disk; the evaluation continues."""
+    """Print and write the results. If a run folder is read-only, the evaluation continues."""
     agent = f"{run.script.__name__}, {run.args.env_id}, seed {run.args.seed}"
     print(f"{run.folder}: {agent}, {results['global_step']:,} steps")
     total = results["return"]

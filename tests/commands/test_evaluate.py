@@ -72,7 +72,7 @@ def copied_run(whole_run, tmp_path):
 @pytest.fixture
 def command(monkeypatch, capsys):
     """Return a function that runs main() and returns its exit status, stdout and stderr."""
-    monkeypatch.setattr(evaluate, "PROGRESS_AFTER", np.inf)
+    monkeypatch.setattr(evaluate, "PROGRESS_INTERVAL", np.inf)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
@@ -196,12 +196,11 @@ def test_a_resumed_run_belongs_to_the_group_of_its_seeds():
 
 
 def test_actions_are_mapped_to_the_unit_range():
-    """Bounds may be equal, or so far apart that their distance is infinite in float32."""
-    widest = np.finfo(np.float32).max
-    low, high = np.array([-1, 5, -widest], "f"), np.array([3, 5, widest], "f")
+    """The bounds of a dimension may be equal."""
+    low, high = np.array([-1, 5], "f"), np.array([3, 5], "f")
     env = SimpleNamespace(action_low=low, action_high=high)
-    found = [evaluate.to_unit_range(x, env).tolist() for x in (low, np.array([2, 5, 0], "f"), high)]
-    assert found == [[-1, 0, -1], [0.5, 0, 0], [1, 0, 1]]
+    found = [evaluate.to_unit_range(x, env).tolist() for x in (low, np.array([2, 5], "f"), high)]
+    assert found == [[-1, 0], [0.5, 0], [1, 0]]
 
 
 ACTIONS = [({}, 1.0), ({"sample": True}, 0.7), ({"epsilon": 0.5}, 0.75)]
@@ -210,10 +209,10 @@ ACTIONS = [({}, 1.0), ({"sample": True}, 0.7), ({"epsilon": 0.5}, 0.75)]
 @pytest.mark.parametrize(("flags", "expected"), ACTIONS)
 def test_greedy_sampled_and_random_actions(flags, expected, monkeypatch):
     """Action 1 of CartPole pushes right. The policy chooses it with probability 0.7."""
-    monkeypatch.setattr(evaluate, "make_renderer", lambda run, envs: lambda obs: obs)
+    monkeypatch.setattr(evaluate, "render", lambda run, envs, obs: obs)
     run = stand_in("CartPole-v1", np.log([0.3, 0.7]))
     with evaluate.make_env(run, new_args(), 2000) as env:
-        steps = evaluate.play(run, env, new_args(**flags), render=True)
+        steps = evaluate.play(run, env, new_args(**flags), with_images=True)
         before, *_ = next(steps)
         after, *_ = next(steps)
     assert abs((after[:, 1] > before[:, 1]).mean() - expected) < 0.05
@@ -388,15 +387,14 @@ def test_the_seed_of_the_run_does_not_matter(script):
     assert play(runs[0], episodes=5)["returns"] == play(runs[1], episodes=5)["returns"]
 
 
-def test_nan_actions_are_an_error_of_the_policy(capsys):
+def test_nan_actions_are_an_error_of_the_policy():
     run = stand_in("ProbeLengths-v0")._replace(policy=lambda obs: np.full(len(obs), np.nan))
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit, match="stand-in: the policy returned NaN"):
         play(run, episodes=2)
-    assert capsys.readouterr().err.startswith("stand-in: the policy returned NaN")
 
 
 def test_a_long_evaluation_shows_progress(monkeypatch, capsys):
-    monkeypatch.setattr(evaluate, "PROGRESS_AFTER", 0.0)
+    monkeypatch.setattr(evaluate, "PROGRESS_INTERVAL", 0.0)
     play(stand_in("CartPole-v1"), episodes=3)
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("stand-in: 0 of 3 episodes, step 1, ")
@@ -457,7 +455,6 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
         ("--episodes 0", "--episodes and --max-steps must be 1 or more"),
         ("--num-envs 0", "--num-envs must divide --episodes (100), so that"),
         ("--num-envs 8", "--num-envs must divide --episodes (100), so that"),
-        ("--gif missing/a.gif", "--gif: folder missing does not exist"),
     ],
 )
 def test_usage_errors(flags, sentence, command, monkeypatch):
@@ -541,7 +538,7 @@ def test_a_damaged_run_folder(name, whole_run, command, tmp_path):
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"{folder} is damaged, or from a different version of {name}.py: ")
     path.rename(folder / "checkpoint.new")  # as if killed while writing the first checkpoint
-    change(folder, status="diverged")
+    change(folder, status="diverged", iteration=0)
     status, _, err = command(folder)
     assert status == 2 and err.startswith(f"{folder} has no checkpoint (its status is diverged): ")
     (folder / "run.json").write_text("[")
@@ -572,9 +569,8 @@ def test_frames_are_drawn_unchanged():
     rng = np.random.default_rng(0)
     image = rng.integers(256, size=(60, 80, 3), dtype=np.uint8)
     np.testing.assert_array_equal(evaluate.draw_observation(image), image)
-    np.testing.assert_array_equal(evaluate.draw_observation(np.moveaxis(image, -1, 0)), image)
     stack = rng.integers(256, size=(4, 84, 84), dtype=np.uint8)
-    np.testing.assert_array_equal(evaluate.draw_observation(stack), np.stack([stack[-1]] * 3, -1))
+    np.testing.assert_array_equal(evaluate.draw_observation(stack), stack[-1])
 
 
 @pytest.mark.parametrize("name", ["ppo_linen", *DQN])
@@ -582,7 +578,7 @@ def test_gif(name, whole_run, dqn_run, command, tmp_path):
     """CartPole is rendered; Breakout is drawn as squares on black."""
     folder = dqn_run(name) if name in DQN else whole_run(name).folder
     folder = shutil.copytree(folder, tmp_path / "run")
-    path = tmp_path / "picture.gif"
+    path = tmp_path / "new/picture.gif"
     status, out, err = command(folder, "--episodes", 1, "--max-steps", 40, "--gif", path)
     assert (status, err) == (0, "") and f"Wrote {path}\n" in out
     with Image.open(path) as file:

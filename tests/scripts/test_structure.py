@@ -277,7 +277,7 @@ def test_the_metadata_block_lists_the_imported_packages(path):
     assert metadata["requires-python"] == ">=3.11"
     packages = packages_of(path) - {"minatar"}  # GPL, so not in requirements.txt
     if path == EVALUATE:
-        packages |= packages_of(path_of("ppo_linen")) - {"wandb"} | {"pygame-ce"}
+        packages |= packages_of(path_of("ppo_linen")) - {"wandb"} | {"gymnasium", "pygame-ce"}
     named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # ignore the extra
     pins = [requirements()[x] for x in packages]
     if path.stem in IMAGE_SCRIPTS:  # Gymnasium imports ale-py
