@@ -2,7 +2,7 @@
 # Race each script with one and with two threads, on idle or on busy cores
 #
 #   studies/threads/measure.sh idle    # 30 races, 45 minutes on two cores
-#   studies/threads/measure.sh busy    # 12 races, 30 minutes, beside two processes that multiply matrices
+#   studies/threads/measure.sh busy    # 14 races, 35 minutes, beside two processes that multiply matrices
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "$0")")/../.."
 
