@@ -501,7 +501,7 @@ def train(args: Args) -> None:
         metrics = episode_statistics(returns, lengths) | mean_losses(losses)
         metrics["charts/epsilon"] = epsilon
         metrics["charts/learning_rate"] = learning_rate
-        metrics["charts/param_norm"] = float(norm_fn(train_state["agent"]))  # sync
+        metrics["charts/param_norm"] = norm_fn(train_state["agent"])
         metrics["charts/updates"] = len(losses)
         log.write(iteration, metrics, start)
         iteration += 1

@@ -555,7 +555,7 @@ def train(args: Args) -> None:
                 num_updates += 1
         metrics = episode_statistics(returns, lengths)
         metrics["charts/learning_rate"] = learning_rate
-        metrics["charts/param_norm"] = float(norm_fn(train_state["agent"]))  # sync
+        metrics["charts/param_norm"] = norm_fn(train_state["agent"])
         metrics["charts/updates"] = num_updates
         for name, x in jax.device_get(losses).items():  # sync
             metrics[name] = x / num_updates if num_updates > 0 else math.nan

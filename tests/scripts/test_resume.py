@@ -254,7 +254,7 @@ def test_a_run_that_diverges_ends_with_status_1(start, tmp_path):
     folder = tmp_path / "runs/run"
     done = info(folder)["iteration"]
     assert (process.returncode, info(folder)["status"]) == (1, "diverged")
-    assert re.search(f"iteration {done + 1}: .* saved to runs/run: {done}\n$", errors)
+    assert re.search(f"iteration {done + 1}: .* in runs/run: iteration {done}\n$", errors)
     assert len(rows(folder)) == done + 1
     for text in ((folder / "metrics.jsonl").read_text(), (folder / "run.json").read_text()):
         assert "NaN" not in text and "Infinity" not in text
