@@ -62,7 +62,7 @@ class Args:
     vectorization: Literal["sync", "async"] | None = None  # in Gymnasium; default: as in training
     script: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()  # training script in another folder
     env_id: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # my_module:MyEnv to trust and import
-    gif: Path | None = None  # draw the first episode of each run, side by side, in this GIF
+    gif: Path | None = None  # write the first episode of each run, side by side, to this GIF
 
     def __post_init__(self) -> None:
         """Check the flags. tyro reports a ValueError as a usage error."""
