@@ -160,7 +160,7 @@ def make_env(run: Run, args: Args, num_envs: int, **options: Any) -> Generator[A
 
 
 class JaxEnvs:
-    """Keep the state of a VecEnv in JAX, so that it has the interface of one in Gymnasium."""
+    """Store the state of a VecEnv in JAX, so that it has the interface of one in Gymnasium."""
 
     def __init__(self, env: Any, seed: int) -> None:
         self.env = env

@@ -55,8 +55,8 @@ except ImportError as error:
 
 HERE = Path(__file__).resolve().parent
 # Search space; settings that the script does not have are skipped. LOW:HIGH is uniform, or
-# log-uniform with :log; % is of total_timesteps. A,B,C is a choice between these values and the
-# default. Values that the script rejects are left out.
+# log-uniform with :log; % is percent of total_timesteps. A,B,C is a choice between these values
+# and the default. Values that the script rejects are left out.
 SPACE = {
     "learning_rate": "1e-5:1e-2:log",
     "anneal_lr": "True,False",
