@@ -8,8 +8,7 @@
     python ppo_equinox.py --env-id CartPole-v1 --seed 1
 
 Start reading at Agent. The main ideas:
-- A module is a frozen dataclass that holds its weights. It is also a pytree.
-- TrainState is defined here. Its optimizer, tx, is static, since it holds functions, not arrays.
+- Modules are frozen dataclasses and pytrees, and hold their weights. TrainState is one of them.
 - rollout() runs the environments and the policy together in lax.scan, a compiled loop.
 - update() differentiates the loss with eqx.filter_grad and returns a new TrainState.
 - train() compiles both functions with eqx.filter_jit, which traces arrays only.

@@ -15,8 +15,7 @@ Start reading at Agent. The main ideas:
 Lines marked "# sync" wait for the device.
 
 To start a project, copy ppo_nnx_tree.py instead, unless your objects share submodules or variables.
-Compare with ppo_nnx_tree.py to see what the mode changes, or with ppo_nnx_cached.py, which splits
-the objects only once.
+Compare with it to see what the mode changes, or with ppo_nnx_cached.py to see what caching changes.
 """
 
 import argparse
@@ -251,7 +250,6 @@ def rollout(agent, obs, env_state, key, env: VecEnv, args: Args):
 
     def step(carry, step_noise):
         obs, env_state = carry
-        # The loop may use objects from outside, but must carry those that it changes.
         logits = agent.get_logits(obs)
         action = (logits + step_noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
         new_obs, env_state, results = env.step(env_state, action)
@@ -337,8 +335,7 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
     fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in fields))  # (T, N) -> (B,)
 
-    # lax.scan carries pytrees of arrays: split the objects before the loop and merge them inside.
-    # Merging costs nothing at run time, since it only happens while JAX traces the loop.
+    # lax.scan carries arrays only: split the objects here, and merge them while JAX traces the loop
     graphdef, train_state = nnx.split((agent, optimizer))
 
     def minibatch_step(train_state, minibatch):

@@ -14,7 +14,7 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with nnx.jit. nnx.cached_partial splits the objects only once.
 Lines marked "# sync" wait for the device.
 
-Copy this file if your objects share submodules or variables; otherwise, copy ppo_nnx_tree.py.
+To start a project, copy ppo_nnx_tree.py instead, unless your objects share submodules or variables.
 Compare with ppo_nnx.py to see what caching changes.
 """
 
@@ -250,7 +250,6 @@ def rollout(agent, obs, env_state, key, env: VecEnv, args: Args):
 
     def step(carry, step_noise):
         obs, env_state = carry
-        # The loop may use objects from outside, but must carry those that it changes.
         logits = agent.get_logits(obs)
         action = (logits + step_noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
         new_obs, env_state, results = env.step(env_state, action)
@@ -336,8 +335,7 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
     fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in fields))  # (T, N) -> (B,)
 
-    # lax.scan carries pytrees of arrays: split the objects before the loop and merge them inside.
-    # Merging costs nothing at run time, since it only happens while JAX traces the loop.
+    # lax.scan carries arrays only: split the objects here, and merge them while JAX traces the loop
     graphdef, train_state = nnx.split((agent, optimizer))
 
     def minibatch_step(train_state, minibatch):

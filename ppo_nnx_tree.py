@@ -3,7 +3,7 @@
 # dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""PPO in JAX with Flax NNX in tree mode.
+"""PPO in JAX with Flax NNX in tree mode. Copy this file to start a project with NNX.
 
     python ppo_nnx_tree.py --env-id CartPole-v1 --seed 1
 
@@ -14,8 +14,7 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with nnx.jit_partial, which flattens the objects only once.
 Lines marked "# sync" wait for the device.
 
-To start a project with NNX, copy this file. Compare with ppo_linen.py to see what NNX changes, or
-with ppo_nnx.py for graph mode, in which objects can share submodules and variables.
+Compare with ppo_linen.py to see what NNX changes, or with ppo_nnx.py to see what the mode changes.
 """
 
 import argparse
@@ -250,7 +249,6 @@ def rollout(agent, obs, env_state, key, env: VecEnv, args: Args):
 
     def step(carry, step_noise):
         obs, env_state = carry
-        # The loop may use objects from outside, but must carry those that it changes.
         logits = agent.get_logits(obs)
         action = (logits + step_noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
         new_obs, env_state, results = env.step(env_state, action)

@@ -138,9 +138,9 @@ def timed(runs: pd.DataFrame) -> pd.DataFrame:
 def under_load(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that started under load.
 
-    The load average may still include a load of 1 from the previous run.
+    The load average still includes the previous run, which may have used all cores.
     """
-    return runs[runs["load"] > runs["cores"] + 1]
+    return runs[runs["load"] > runs["cores"] + 0.5]
 
 
 def shared(runs: pd.DataFrame) -> pd.DataFrame:

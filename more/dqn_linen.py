@@ -263,10 +263,9 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) ->
     else:  # like torch.optim.RMSprop(centered=True), which adds eps outside the square root
         tx = optax.scale_by_stddev(args.rmsprop_decay, args.optimizer_eps, eps_in_sqrt=False)
     target_params = jax.tree.map(jnp.copy, params)  # a copy, because train() donates both
-    state = TrainState.create(
+    return TrainState.create(
         apply_fn=agent.apply, params=params, target_params=target_params, tx=tx
     )
-    return state.replace(step=jnp.int32(0))  # a Python int would make iterate compile twice
 
 
 # === Replay =====================================================================================

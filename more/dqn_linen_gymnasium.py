@@ -278,8 +278,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) ->
         tx = optax.scale_by_adam(eps=args.optimizer_eps)
     else:  # like torch.optim.RMSprop(centered=True), which adds eps outside the square root
         tx = optax.scale_by_stddev(args.rmsprop_decay, args.optimizer_eps, eps_in_sqrt=False)
-    state = TrainState.create(apply_fn=agent.apply, params=params, target_params=params, tx=tx)
-    return state.replace(step=jnp.int32(0))  # a Python int would make update compile twice
+    return TrainState.create(apply_fn=agent.apply, params=params, target_params=params, tx=tx)
 
 
 # === Replay =====================================================================================

@@ -517,8 +517,7 @@ def train(args: Args) -> None:
     iteration = 0
     num_updates = 0
     agent, target, optimizer = make_agent(args, env.obs_shape, env.num_actions, device)
-    # On a GPU, actions arrive through DLPack as committed arrays, so the next state is committed
-    # too. If the initial state were uncommitted, step_fn would compile twice.
+    # Commit the first state to its device, as DLPack does later, so that step_fn compiles once.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
     replay = Replay(args, env.obs_shape, obs.dtype, device)
@@ -531,7 +530,8 @@ def train(args: Args) -> None:
         target.load_state_dict(checkpoint["target"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         replay.load_state_dict(checkpoint["replay"])
-        set_rng_state(checkpoint["rng_state"])
+        torch.set_rng_state(checkpoint["rng_state"])
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng_states"])
         obs = checkpoint["obs"].to(device)
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
     packages = ["torch", "jax", "jaxlib", "gymnax", "numpy"]
@@ -592,7 +592,8 @@ def train(args: Args) -> None:
                 "target": target.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "replay": replay.state_dict(),
-                "rng_state": get_rng_state(),
+                "rng_state": torch.get_rng_state(),
+                "cuda_rng_states": torch.cuda.get_rng_state_all()[:1],  # [] without a GPU
                 "obs": obs,
                 "env_state": to_torch(jax.tree.leaves(env_state)),
             }
@@ -607,8 +608,7 @@ def train(args: Args) -> None:
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    with open(new, "wb") as file:  # given a path, torch.save ignores a full disk
-        torch.save(checkpoint, file)  # sync
+    torch.save(checkpoint, new)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
 
@@ -619,22 +619,8 @@ def load_checkpoint(folder: str | Path) -> dict:
 
 def to_env_state(tensors: list[torch.Tensor], like: EnvState) -> EnvState:
     """Restore the environments' state from its saved tensors, on the device of `like`."""
-    arrays = [x.numpy() for x in tensors]
-    state = jax.tree.unflatten(jax.tree.structure(like), arrays)
+    state = jax.tree.unflatten(jax.tree.structure(like), [x.numpy() for x in tensors])
     return jax.device_put(state, like.key.device)
-
-
-def get_rng_state() -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def set_rng_state(states: dict[str, torch.Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # missing if the run had no GPU
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:

@@ -427,8 +427,7 @@ def make_agent(args: Args, obs_shape, channels_first: bool, num_actions: int, ke
     params = jax.jit(agent.init)(key, jnp.zeros((1, *obs_shape), jnp.uint8))  # init calls __call__
     adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
-    train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
-    return train_state.replace(step=jnp.int32(0))  # a Python int would make update compile twice
+    return TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
 
 
 def make_schedule(args: Args) -> optax.Schedule:

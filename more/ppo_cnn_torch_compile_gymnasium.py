@@ -670,7 +670,8 @@ def train(args: Args) -> None:
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        set_rng_state(checkpoint["rng_state"])
+        torch.set_rng_state(checkpoint["rng_state"])
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng_states"])
     obs = torch.from_numpy(env.reset(iteration)).to(device)
     packages = ["torch", "gymnasium", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
@@ -707,7 +708,8 @@ def train(args: Args) -> None:
                 "iteration": iteration,
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
-                "rng_state": get_rng_state(),
+                "rng_state": torch.get_rng_state(),
+                "cuda_rng_states": torch.cuda.get_rng_state_all()[:1],  # [] without a GPU
             }
             save_checkpoint(log.dir, checkpoint)
             log.update_info(iteration=iteration)
@@ -723,27 +725,13 @@ def train(args: Args) -> None:
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    with open(new, "wb") as file:  # given a path, torch.save ignores a full disk
-        torch.save(checkpoint, file)  # sync
+    torch.save(checkpoint, new)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
 
 def load_checkpoint(folder: str | Path) -> dict:
     """Load a checkpoint onto the CPU. weights_only prevents the file from running code."""
     return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
-
-
-def get_rng_state() -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def set_rng_state(states: dict[str, torch.Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # missing if the run had no GPU
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:

@@ -353,14 +353,13 @@ def check_image_size(args: Args, obs_shape, channels_first: bool) -> None:
 
 
 def make_agent(args: Args, obs_shape, channels_first: bool, num_actions: int, device: torch.device):
-    """Initialize the parameters, the optimizer and the learning rate scheduler."""
+    """Initialize the parameters and the optimizer."""
     check_image_size(args, obs_shape, channels_first)
     agent = Agent(args, obs_shape, channels_first, num_actions)
     agent = agent.to(device).to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
-    scheduler = LambdaLR(optimizer, partial(learning_rate_factor, args=args))
-    return agent, optimizer, scheduler
+    return agent, optimizer
 
 
 def learning_rate_factor(step: int, args: Args) -> float:
@@ -571,17 +570,14 @@ def train(args: Args) -> None:
     torch.manual_seed(args.seed)
     iteration = 0
     sizes = (env.obs_shape, env.channels_first, env.num_actions)
-    agent, optimizer, scheduler = make_agent(args, *sizes, device)
+    agent, optimizer = make_agent(args, *sizes, device)
     if has_checkpoint(args, **spaces):
         checkpoint = load_checkpoint(args.resume)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        scheduler.load_state_dict(checkpoint["scheduler"])
-        # The learning rate depends on --total-timesteps, which may have changed.
-        factor = learning_rate_factor(scheduler.last_epoch, args)  # last_epoch counts steps
-        optimizer.param_groups[0]["lr"] = args.learning_rate * factor
-        set_rng_state(checkpoint["rng_state"])
+        torch.set_rng_state(checkpoint["rng_state"])
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng_states"])
     obs = torch.from_numpy(env.reset(iteration)).to(device)
     packages = ["torch", "gymnasium", "numpy"]
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
@@ -590,6 +586,9 @@ def train(args: Args) -> None:
 
     policy_fn = partial(policy, agent)
     value_fn = torch.no_grad()(agent.get_value)
+    steps = iteration * args.update_epochs * args.num_minibatches
+    factor_fn = partial(learning_rate_factor, args=args)
+    scheduler = LambdaLR(optimizer, factor_fn, last_epoch=steps - 1)
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Autocast keeps the bfloat16 copies of weights until its outermost context ends. Without
@@ -611,8 +610,8 @@ def train(args: Args) -> None:
                 "iteration": iteration,
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
-                "scheduler": scheduler.state_dict(),
-                "rng_state": get_rng_state(),
+                "rng_state": torch.get_rng_state(),
+                "cuda_rng_states": torch.cuda.get_rng_state_all()[:1],  # [] without a GPU
             }
             save_checkpoint(log.dir, checkpoint)
             log.update_info(iteration=iteration)
@@ -628,27 +627,13 @@ def train(args: Args) -> None:
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    with open(new, "wb") as file:  # given a path, torch.save ignores a full disk
-        torch.save(checkpoint, file)  # sync
+    torch.save(checkpoint, new)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
 
 def load_checkpoint(folder: str | Path) -> dict:
     """Load a checkpoint onto the CPU. weights_only prevents the file from running code."""
     return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
-
-
-def get_rng_state() -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def set_rng_state(states: dict[str, torch.Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # missing if the run had no GPU
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:

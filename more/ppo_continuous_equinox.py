@@ -15,8 +15,7 @@ Start reading at Statistics. The main ideas:
 - scale_reward() only divides: subtracting a mean would favor long or short episodes.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_equinox.py for discrete actions, or with ppo_continuous_linen.py for Flax
-Linen.
+Compare with ppo_equinox.py for discrete actions, or with ppo_continuous_linen.py for Linen.
 """
 
 import argparse

@@ -325,7 +325,6 @@ def rollout(agent, stats: Stats, obs, env_state, key, env: VecEnv, args: Args):
     def step(carry, step_noise):
         obs, env_state = carry
         inputs = normalize(obs, stats.obs, args)
-        # The loop may use objects from outside, but must carry those that it changes.
         mean, log_std = agent.get_gaussian(inputs)
         action = mean + jnp.exp(log_std) * step_noise
         new_obs, env_state, results = env.step(env_state, action)

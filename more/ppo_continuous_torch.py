@@ -299,12 +299,11 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
-    """Initialize the parameters, the optimizer and the learning rate scheduler."""
+    """Initialize the parameters and the optimizer."""
     agent = Agent(obs_shape, args.hidden_sizes, action_dim).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
-    scheduler = LambdaLR(optimizer, partial(learning_rate_factor, args=args))
-    return agent, optimizer, scheduler
+    return agent, optimizer
 
 
 def learning_rate_factor(step: int, args: Args) -> float:
@@ -531,10 +530,9 @@ def train(args: Args) -> None:
 
     torch.manual_seed(args.seed)
     iteration = 0
-    agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.action_dim, device)
+    agent, optimizer = make_agent(args, env.obs_shape, env.action_dim, device)
     stats = Stats(env.obs_shape).to(device)
-    # On a GPU, actions arrive through DLPack as committed arrays, so the next state is committed
-    # too. If the initial state were uncommitted, step_fn would compile twice.
+    # Commit the first state to its device, as DLPack does later, so that step_fn compiles once.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
     obs = to_torch(obs)
@@ -543,12 +541,9 @@ def train(args: Args) -> None:
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        scheduler.load_state_dict(checkpoint["scheduler"])
         stats.load_state_dict(checkpoint["stats"])
-        # The learning rate depends on --total-timesteps, which may have changed.
-        factor = learning_rate_factor(scheduler.last_epoch, args)  # last_epoch counts steps
-        optimizer.param_groups[0]["lr"] = args.learning_rate * factor
-        set_rng_state(checkpoint["rng_state"])
+        torch.set_rng_state(checkpoint["rng_state"])
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng_states"])
         obs = checkpoint["obs"].to(device)
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
     packages = ["torch", "jax", "jaxlib", "gymnax", "numpy"]
@@ -558,6 +553,9 @@ def train(args: Args) -> None:
 
     step_fn = jax.jit(env.step)
     policy_fn = partial(policy, agent, stats.obs, args=args)
+    steps = iteration * args.update_epochs * args.num_minibatches
+    factor_fn = partial(learning_rate_factor, args=args)
+    scheduler = LambdaLR(optimizer, factor_fn, last_epoch=steps - 1)
     while iteration < args.num_iterations:
         start = time.perf_counter()
         obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, args)
@@ -576,9 +574,9 @@ def train(args: Args) -> None:
                 "iteration": iteration,
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
-                "scheduler": scheduler.state_dict(),
                 "stats": stats.state_dict(),
-                "rng_state": get_rng_state(),
+                "rng_state": torch.get_rng_state(),
+                "cuda_rng_states": torch.cuda.get_rng_state_all()[:1],  # [] without a GPU
                 "obs": obs,
                 "env_state": to_torch(jax.tree.leaves(env_state)),
             }
@@ -593,8 +591,7 @@ def train(args: Args) -> None:
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    with open(new, "wb") as file:  # given a path, torch.save ignores a full disk
-        torch.save(checkpoint, file)  # sync
+    torch.save(checkpoint, new)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
 
@@ -605,22 +602,8 @@ def load_checkpoint(folder: str | Path) -> dict:
 
 def to_env_state(tensors: list[torch.Tensor], like: EnvState) -> EnvState:
     """Restore the environments' state from its saved tensors, on the device of `like`."""
-    arrays = [x.numpy() for x in tensors]
-    state = jax.tree.unflatten(jax.tree.structure(like), arrays)
+    state = jax.tree.unflatten(jax.tree.structure(like), [x.numpy() for x in tensors])
     return jax.device_put(state, like.key.device)
-
-
-def get_rng_state() -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def set_rng_state(states: dict[str, torch.Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # missing if the run had no GPU
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:

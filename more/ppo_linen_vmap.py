@@ -208,8 +208,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) ->
     params = jax.jit(agent.init)(key, jnp.zeros((1, *obs_shape)))  # init calls __call__
     adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
-    train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
-    return train_state.replace(step=jnp.int32(0))  # a Python int would make update compile twice
+    return TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
 
 
 def make_schedule(args: Args) -> optax.Schedule:

@@ -250,7 +250,6 @@ def rollout(agent, obs, env_state, key, env: VecEnv, args: Args):
 
     def step(carry, step_noise):
         obs, env_state = carry
-        # The loop may use objects from outside, but must carry those that it changes.
         logits = agent.get_logits(obs)
         action = (logits + step_noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
         new_obs, env_state, results = env.step(env_state, action)

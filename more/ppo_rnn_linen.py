@@ -215,9 +215,9 @@ class Agent(nn.Module):
         """One GRU step, with the equations of torch.nn.GRU: (..., H), (..., 3 * H) -> (..., H)."""
         from_obs = jnp.split(encoded, 3, axis=-1)
         from_state = jnp.split(self.recurrent(gru_state), 3, axis=-1)
-        reset_gate = nn.sigmoid(from_obs[0] + from_state[0])
-        update_gate = nn.sigmoid(from_obs[1] + from_state[1])
-        new = nn.tanh(from_obs[2] + reset_gate * from_state[2])
+        reset_gate = jax.nn.sigmoid(from_obs[0] + from_state[0])
+        update_gate = jax.nn.sigmoid(from_obs[1] + from_state[1])
+        new = jnp.tanh(from_obs[2] + reset_gate * from_state[2])
         return (1 - update_gate) * new + update_gate * gru_state
 
     def get_logits(self, gru_state):
@@ -239,8 +239,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) ->
     params = jax.jit(agent.init)(key, gru_state, obs)  # init calls __call__
     adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
-    train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
-    return train_state.replace(step=jnp.int32(0))  # a Python int would make update compile twice
+    return TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
 
 
 def make_schedule(args: Args) -> optax.Schedule:

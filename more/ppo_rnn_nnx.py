@@ -213,9 +213,9 @@ class Agent(nnx.Module):
         """One GRU step, with the equations of torch.nn.GRU: (..., H), (..., 3 * H) -> (..., H)."""
         from_obs = jnp.split(encoded, 3, axis=-1)
         from_state = jnp.split(self.recurrent(gru_state), 3, axis=-1)
-        reset_gate = nnx.sigmoid(from_obs[0] + from_state[0])
-        update_gate = nnx.sigmoid(from_obs[1] + from_state[1])
-        new = nnx.tanh(from_obs[2] + reset_gate * from_state[2])
+        reset_gate = jax.nn.sigmoid(from_obs[0] + from_state[0])
+        update_gate = jax.nn.sigmoid(from_obs[1] + from_state[1])
+        new = jnp.tanh(from_obs[2] + reset_gate * from_state[2])
         return (1 - update_gate) * new + update_gate * gru_state
 
     def get_logits(self, gru_state):
@@ -232,8 +232,7 @@ class Agent(nnx.Module):
 
 def make_agent(args: Args, obs_shape, num_actions: int, key) -> tuple[Agent, nnx.Optimizer]:
     """Initialize the parameters and the optimizer."""
-    sizes = (args.hidden_sizes, num_actions, args.gru_hidden_size)
-    agent = Agent(obs_shape, *sizes, nnx.Rngs(key))
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions, args.gru_hidden_size, nnx.Rngs(key))
     adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     return agent, nnx.Optimizer(agent, tx, wrt=nnx.Param)
@@ -284,7 +283,6 @@ def rollout(agent, obs, gru_state, env_state, key, env: VecEnv, args: Args):
 
     def step(carry, step_noise):
         obs, gru_state, env_state = carry
-        # The loop may use objects from outside, but must carry those that it changes.
         logits, _, gru_state = agent(gru_state, obs)
         action = (logits + step_noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
         new_obs, env_state, results = env.step(env_state, action)

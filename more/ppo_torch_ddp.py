@@ -230,12 +230,11 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
-    """Initialize the parameters, the optimizer and the learning rate scheduler."""
+    """Initialize the parameters and the optimizer."""
     agent = Agent(obs_shape, args.hidden_sizes, num_actions).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
-    scheduler = LambdaLR(optimizer, partial(learning_rate_factor, args=args))
-    return agent, optimizer, scheduler
+    return agent, optimizer
 
 
 def learning_rate_factor(step: int, args: Args) -> float:
@@ -485,7 +484,7 @@ def train(args: Args) -> None:
 
     torch.manual_seed(args.seed)
     iteration = 0
-    agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.num_actions, device)
+    agent, optimizer = make_agent(args, env.obs_shape, env.num_actions, device)
     # Each rank starts all environments and later keeps only its share, so that the initial
     # states do not depend on the number of ranks.
     all_envs = VecEnv(args.env_id, args.num_envs)
@@ -496,10 +495,6 @@ def train(args: Args) -> None:
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        scheduler.load_state_dict(checkpoint["scheduler"])
-        # The learning rate depends on --total-timesteps, which may have changed.
-        factor = learning_rate_factor(scheduler.last_epoch, args)  # last_epoch counts steps
-        optimizer.param_groups[0]["lr"] = args.learning_rate * factor
         obs = checkpoint["obs"].numpy()
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
     log_type = RunLog if rank == 0 else QuietLog  # only the first rank writes the run folder
@@ -510,8 +505,7 @@ def train(args: Args) -> None:
 
     rows = slice(rank * share.num_envs, (rank + 1) * share.num_envs)
     obs, env_state = jax.tree.map(lambda x: x[rows], (obs, env_state))
-    # On a GPU, actions arrive through DLPack as committed arrays, so the next state is committed
-    # too. If the initial state were uncommitted, step_fn would compile twice.
+    # Commit the first state to its device, as DLPack does later, so that step_fn compiles once.
     jax_device = jax.devices(device.type)[0]
     obs, env_state = jax.device_put((obs, env_state), jax_device)
     obs = to_torch(obs)
@@ -519,6 +513,9 @@ def train(args: Args) -> None:
     ddp = DistributedDataParallel(agent)
     step_fn = jax.jit(env.step)
     policy_fn = partial(policy, agent)
+    steps = iteration * args.update_epochs * args.num_minibatches
+    factor_fn = partial(learning_rate_factor, args=args)
+    scheduler = LambdaLR(optimizer, factor_fn, last_epoch=steps - 1)
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Deriving the seeds from rank and iteration keeps generators out of the checkpoint.
@@ -547,7 +544,6 @@ def train(args: Args) -> None:
                 "iteration": iteration,
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
-                "scheduler": scheduler.state_dict(),
                 "obs": all_obs,
                 "env_state": all_env_state,
             }
@@ -595,8 +591,7 @@ class QuietLog:
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    with open(new, "wb") as file:  # given a path, torch.save ignores a full disk
-        torch.save(checkpoint, file)  # sync
+    torch.save(checkpoint, new)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
 

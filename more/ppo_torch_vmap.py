@@ -568,8 +568,7 @@ def train(args: Args) -> None:
 
     iteration = 0
     agent, optimizer, generators = make_agents(args, env.obs_shape, env.num_actions, device)
-    # On a GPU, actions arrive through DLPack as committed arrays, so the next state is committed
-    # too. If the initial state were uncommitted, step_fn would compile twice.
+    # Commit the first state to its device, as DLPack does later, so that step_fn compiles once.
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
     keys = jax.device_put(jax.vmap(jax.random.PRNGKey)(seeds), jax.devices(device.type)[0])
     obs, env_state = jax.jit(jax.vmap(env.reset))(keys)
@@ -631,8 +630,7 @@ def train(args: Args) -> None:
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    with open(new, "wb") as file:  # given a path, torch.save ignores a full disk
-        torch.save(checkpoint, file)  # sync
+    torch.save(checkpoint, new)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
 
@@ -654,8 +652,7 @@ def load_checkpoint(folder: str | Path) -> dict:
 
 def to_env_state(tensors: list[torch.Tensor], like: EnvState) -> EnvState:
     """Restore the environments' state from its saved tensors, on the device of `like`."""
-    arrays = [x.numpy() for x in tensors]
-    state = jax.tree.unflatten(jax.tree.structure(like), arrays)
+    state = jax.tree.unflatten(jax.tree.structure(like), [x.numpy() for x in tensors])
     return jax.device_put(state, like.key.device)
 
 

@@ -207,12 +207,12 @@ def eager(batches, params, flags, channels_last: bool = True, **more_flags: Any)
     """Return a function that runs an epoch in uncompiled PyTorch, and None for the compile time."""
     args = eager_torch.Args(**flags, **more_flags)
     shape = batches[0].shape[2:]
-    agent, optimizer, scheduler = eager_torch.make_agent(args, shape, True, ACTIONS, CPU)
+    agent, optimizer = eager_torch.make_agent(args, shape, True, ACTIONS, CPU)
     if not channels_last:
         agent = ChannelsFirst(args, shape, True, ACTIONS)
         rate = args.learning_rate
         optimizer = torch.optim.Adam(agent.parameters(), rate, eps=args.adam_eps, fused=True)
-        scheduler = LambdaLR(optimizer, partial(eager_torch.learning_rate_factor, args=args))
+    scheduler = LambdaLR(optimizer, partial(eager_torch.learning_rate_factor, args=args))
     agent.load_state_dict(state_dict_of(params, agent))
     step = partial(eager_torch.minibatch_step, agent, optimizer, scheduler, args=args)
     return partial(torch_epoch, step, split(batches), args), None

@@ -49,7 +49,7 @@ TENSOR_RATE = """\
     learning_rate = torch.tensor(args.learning_rate, device=device)
     optimizer = torch.optim.Adam(params, learning_rate, eps=args.adam_eps)
 """
-SCHEDULER = excerpt(EAGER, "    scheduler = LambdaLR", "\n\ndef learning_rate_factor")
+SCHEDULER = excerpt(EAGER, "    steps = iteration", "    while iteration")
 RATE = '    learning_rate = optimizer.param_groups[0]["lr"]\n'
 COPIED_RATE = '    learning_rate = optimizer.param_groups[0]["lr"].clone()\n'
 # A scheduler would wrap optimizer.step in a function that cannot be compiled.
@@ -68,8 +68,6 @@ NEW_CALL = f"""\
 losses.append(minibatch_step(agent, optimizer, Batch(*minibatch), args))
 {" " * 12}set_learning_rate(optimizer, args)
 """
-RESUME = '        scheduler.load_state_dict(checkpoint["scheduler"])\n'
-RESUMED_RATE = excerpt(EAGER, "        # The learning rate depends on", "        set_rng_state(")
 LOAD = '        optimizer.load_state_dict(checkpoint["optimizer"])\n'
 
 
@@ -78,7 +76,7 @@ def step(decorator: str) -> dict[str, str]:
     return {
         "from torch.optim.lr_scheduler import LambdaLR\n": "",
         ADAM: TENSOR_RATE,
-        SCHEDULER: "    return agent, optimizer\n",
+        SCHEDULER: "",
         STORAGE: f"{SET_RATE}{STORAGE}",
         "def update(agent, optimizer, scheduler, ": "def update(agent, optimizer, ",
         RATE: COPIED_RATE,
@@ -88,11 +86,8 @@ def step(decorator: str) -> dict[str, str]:
 def minibatch_step(agent, optimizer, """,
         "    optimizer.step()\n    scheduler.step()\n": "    optimizer.step()\n",
         "@torch.no_grad()\ndef policy(": f"{decorator}\n@torch.no_grad()\ndef policy(",
-        "    agent, optimizer, scheduler = make_agent(": "    agent, optimizer = make_agent(",
-        RESUME: "",
-        RESUMED_RATE: "        set_learning_rate(optimizer, args)\n",
+        LOAD: f"{LOAD}        set_learning_rate(optimizer, args)\n",
         "metrics = update(agent, optimizer, scheduler, ": "metrics = update(agent, optimizer, ",
-        '                "scheduler": scheduler.state_dict(),\n': "",
     }
 
 

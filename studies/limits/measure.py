@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from analysis.catalog import SIZES
 from bench.machine import describe, git_commit
@@ -211,7 +212,7 @@ def torch_parts(script: Any, size: str) -> Parts:
     env = script.VecEnv("CartPole-v1", args.num_envs)
     torch.manual_seed(1)
     device = torch.device("cpu")
-    agent, *learning = script.make_agent(args, env.obs_shape, env.num_actions, device)
+    agent, optimizer = script.make_agent(args, env.obs_shape, env.num_actions, device)
     jax_device = jax.devices("cpu")[0]
     first_obs, env_state = jax.jit(env.reset)(jax.device_put(jax.random.PRNGKey(1), jax_device))
     obs = script.to_torch(first_obs)
@@ -219,7 +220,7 @@ def torch_parts(script: Any, size: str) -> Parts:
     policy_fn = partial(script.policy, agent)
     rollout = partial(script.rollout, policy_fn, obs, env_state, step_fn, env, args)
     storage = rollout()[2]
-    update = make_update(script, agent, learning, args)
+    update = make_update(script, agent, optimizer, args)
     action = torch.zeros(args.num_envs, dtype=torch.int32)
     noise = torch.zeros(args.num_envs, env.num_actions)
     _, _, result = step_fn(env_state, script.to_jax(action))
@@ -273,7 +274,7 @@ def torch_parts(script: Any, size: str) -> Parts:
 
     few = single_row_args(script, size)
     few_storage = script.Storage(*(x[: few.num_steps, : few.num_envs] for x in storage))
-    few_update = make_update(script, agent, learning, few)
+    few_update = make_update(script, agent, optimizer, few)
     parts = {
         "iteration": iteration,
         "rollout": rollout,
@@ -289,7 +290,6 @@ def torch_parts(script: Any, size: str) -> Parts:
         "log": make_log(script, size),
     }
     if script.__name__ == "ppo_torch":  # in compiled scripts, Adam is part of the graph of the step
-        optimizer, _ = learning
 
         def optimize():
             for x in agent.parameters():
@@ -320,16 +320,15 @@ def make_log(script: Any, size: str) -> Callable:
     return write
 
 
-def make_update(script: Any, agent: Any, learning: list[Any], args: Any) -> Callable:
-    """Return a function that trains on a storage.
-
-    `learning` contains what make_agent returns in addition to the agent.
-    """
-    if script.__name__ != "ppo_torch":
-        step = partial(script.minibatch_step, agent, *learning, args=args)
-        step = script.compile_graph(step, torch.device("cpu"))
-        learning = [*learning, partial(script.epoch, step, args)]
-    return lambda storage: script.update(agent, *learning, storage, args)
+def make_update(script: Any, agent: Any, optimizer: Any, args: Any) -> Callable:
+    """Return a function that trains on a storage."""
+    if script.__name__ == "ppo_torch":
+        scheduler = LambdaLR(optimizer, partial(script.learning_rate_factor, args=args))
+        return lambda storage: script.update(agent, optimizer, scheduler, storage, args)
+    step = partial(script.minibatch_step, agent, optimizer, args=args)
+    step = script.compile_graph(step, torch.device("cpu"))
+    epoch = partial(script.epoch, step, args)
+    return lambda storage: script.update(agent, optimizer, epoch, storage, args)
 
 
 # === Measuring ==================================================================================

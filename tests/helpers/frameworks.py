@@ -283,7 +283,11 @@ class Torch:
         self.script, self.args = script, args
         torch.manual_seed(args.seed)
         self.make_env()
-        self.agent, *self.learning = script.make_agent(args, *sizes(self.env), torch.device("cpu"))
+        self.agent, optimizer = script.make_agent(args, *sizes(self.env), torch.device("cpu"))
+        self.learning = [optimizer]
+        if hasattr(script, "LambdaLR"):
+            factor_fn = partial(script.learning_rate_factor, args=args)
+            self.learning.append(script.LambdaLR(optimizer, factor_fn))
         self.policy_fn = partial(script.policy, self.agent)
         self.stats: list[Any] = []  # running statistics; empty in scripts without them
         if hasattr(script, "Stats"):

