@@ -341,7 +341,7 @@ def epsilon_after(steps: int, args: Args) -> float:
 def act(train_state, obs, key, epsilon):
     """Epsilon-greedy actions (N,) int32."""
     q = train_state.apply_fn(train_state.params, obs)
-    best = q.argmax(-1).astype(jnp.int32)
+    best = q.argmax(-1)
     explore_key, action_key = jax.random.split(key)
     explore = jax.random.uniform(explore_key, best.shape) < epsilon
     random_action = jax.random.randint(action_key, best.shape, 0, q.shape[-1])
@@ -494,7 +494,7 @@ def train(args: Args) -> None:
     iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=(0, 1, 2, 3))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Decay per iteration: a schedule would count updates, which start after learning_starts.
+        # Decay per iteration, not per update: updates start only after learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
         first = iteration * log.steps_per_iteration
@@ -607,7 +607,7 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
-        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+        for old in self.dir.glob("events.*"):  # rewrite them without the dropped iterations
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
@@ -617,19 +617,17 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            folder = str(self.dir.absolute())
-            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info["wandb_id"] if is_same else None,
+                id=self.info.get("wandb_id"),
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
+            self.update_info(wandb_id=self.wandb.id)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)

@@ -309,7 +309,7 @@ class Transition(NamedTuple):
 
 
 class Replay:
-    """The last buffer_size transitions, in NumPy. JAX arrays were not faster and took more code."""
+    """The last buffer_size transitions, in NumPy on the CPU."""
 
     def __init__(self, args: Args, obs_shape, obs_dtype: np.dtype) -> None:
         self.args = args
@@ -478,7 +478,7 @@ def train(args: Args) -> None:
     norm_fn = jax.jit(optax.global_norm)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Decay per iteration: a schedule would count updates, which start after learning_starts.
+        # Decay per iteration, not per update: updates start only after learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
         # Seeding a generator for each iteration keeps generators out of the checkpoint.
@@ -595,7 +595,7 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
-        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+        for old in self.dir.glob("events.*"):  # rewrite them without the dropped iterations
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
@@ -605,19 +605,17 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            folder = str(self.dir.absolute())
-            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info["wandb_id"] if is_same else None,
+                id=self.info.get("wandb_id"),
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
+            self.update_info(wandb_id=self.wandb.id)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)

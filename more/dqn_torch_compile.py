@@ -372,17 +372,14 @@ class Replay:
         return updates_after(self.num_added, self.args) - before
 
     def state_dict(self) -> dict:
-        transitions = self.transitions
-        if self.num_added < self.args.buffer_size:
-            # Save only the part in use. Without clone, torch.save would write the whole buffer.
-            transitions = Transition(*(x[: self.num_added].clone() for x in transitions))
+        # Save only the part in use. Without clone, torch.save would write the whole buffer.
+        transitions = Transition(*(x[: self.num_added].clone() for x in self.transitions))
         return {"num_added": self.num_added, "transitions": transitions._asdict()}
 
     def load_state_dict(self, state: dict) -> None:
         self.num_added = state["num_added"]
-        size = min(self.num_added, self.args.buffer_size)
         for name, x in state["transitions"].items():
-            getattr(self.transitions, name)[:size] = x
+            getattr(self.transitions, name)[: len(x)] = x
 
 
 def updates_after(steps: int, args: Args) -> int:
@@ -543,15 +540,14 @@ def train(args: Args) -> None:
     torch.compiler.reset()  # graphs from an earlier train() would count toward the recompile limit
     # Compiled code reads the tensors of agent and optimizer on each call, but inlines numbers.
     update_fn = compile_graph(partial(update, agent, target, optimizer, args=args), device)
-    # Compile now, not after learning_starts: call update_fn once, and restore what it changes.
-    saved = copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
+    # Compile now, not after learning_starts: call update_fn once, with a learning rate of 0.
+    saved = copy.deepcopy(optimizer.state_dict())
     zeros = [x.new_zeros(args.batch_size, *x.shape[1:]) for x in replay.transitions]
     update_fn(Transition(*zeros), torch.zeros((), device=device))
-    agent.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
+    optimizer.load_state_dict(saved)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Decay per iteration: a scheduler would count updates, which start after learning_starts.
+        # Decay per iteration, not per update: updates start only after learning_starts.
         # The rate is a tensor, because a number would be a compile-time constant.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = torch.tensor(args.learning_rate * decay, device=device)
@@ -579,7 +575,7 @@ def train(args: Args) -> None:
         metrics = episode_statistics(results) | mean_losses(losses)
         metrics["charts/epsilon"] = epsilon[-1]
         metrics["charts/learning_rate"] = learning_rate
-        metrics["charts/param_norm"] = torch.nn.utils.get_total_norm(agent.parameters())
+        metrics["charts/param_norm"] = nn.utils.get_total_norm(agent.parameters())
         metrics["charts/updates"] = len(losses)
         metrics = {name: float(x) for name, x in metrics.items()}  # sync
         log.write(iteration, metrics, start)
@@ -593,7 +589,7 @@ def train(args: Args) -> None:
                 "optimizer": optimizer.state_dict(),
                 "replay": replay.state_dict(),
                 "rng_state": torch.get_rng_state(),
-                "cuda_rng_states": torch.cuda.get_rng_state_all()[:1],  # [] without a GPU
+                "cuda_rng_states": torch.cuda.get_rng_state_all()[:1],  # of the GPU, if any
                 "obs": obs,
                 "env_state": to_torch(jax.tree.leaves(env_state)),
             }
@@ -679,7 +675,7 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
-        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+        for old in self.dir.glob("events.*"):  # rewrite them without the dropped iterations
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
@@ -689,19 +685,17 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            folder = str(self.dir.absolute())
-            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info["wandb_id"] if is_same else None,
+                id=self.info.get("wandb_id"),
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
+            self.update_info(wandb_id=self.wandb.id)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)

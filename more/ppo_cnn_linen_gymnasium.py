@@ -251,7 +251,7 @@ def make_atari(env_id: str, num_envs: int, **options: Any) -> gymnasium.vector.V
         num_envs,
         # ale-py's vector environment; VecEnv resets games itself, before ale-py's autoreset would
         "vector_entry_point",
-        noop_max=30,  # a game starts with up to 30 no-op steps
+        noop_max=30,  # a game starts with up to 30 frames of no-ops
         use_fire_reset=True,  # then press FIRE, in games that have it
         frameskip=4,  # frames per step; observations use the pixelwise maximum of the last two
         reward_clipping=False,  # VecEnv.step clips rewards after adding them to the score
@@ -378,7 +378,7 @@ def convolution_gradients(strides, inputs, grad):
     kernel_grad = jax.lax.conv_general_dilated(
         x, g, (1, 1), "VALID", rhs_dilation=dilation, dimension_numbers=AXES
     )
-    # It is larger than the kernel if the strides leave rows or columns over.
+    # It is larger than the kernel if the strides do not reach the last rows or columns.
     kernel_grad = kernel_grad[0, :height, : width * channels].reshape(kernel.shape)
     flipped = jax.lax.optimization_barrier(kernel[::-1, ::-1].transpose(0, 1, 3, 2))
     # Rows and columns that the last stride did not reach get a gradient of 0.
@@ -757,7 +757,7 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
-        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+        for old in self.dir.glob("events.*"):  # rewrite them without the dropped iterations
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
@@ -767,19 +767,17 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            folder = str(self.dir.absolute())
-            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info["wandb_id"] if is_same else None,
+                id=self.info.get("wandb_id"),
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
+            self.update_info(wandb_id=self.wandb.id)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)

@@ -640,7 +640,7 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
-        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+        for old in self.dir.glob("events.*"):  # rewrite them without the dropped iterations
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
@@ -650,19 +650,17 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            folder = str(self.dir.absolute())
-            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info["wandb_id"] if is_same else None,
+                id=self.info.get("wandb_id"),
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
+            self.update_info(wandb_id=self.wandb.id)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)

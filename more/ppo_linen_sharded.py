@@ -346,13 +346,13 @@ def update(train_state, storage: Storage, key, args: Args, mesh):
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
     # train_on_shard normalizes the advantages over all devices, so the loss must not.
-    share = replace(args, num_envs=args.num_envs // mesh.size, norm_adv=False)
+    local_args = replace(args, num_envs=args.num_envs // mesh.size, norm_adv=False)
     train_on_all = jax.shard_map(
-        partial(train_on_shard, args=share, norm_adv=args.norm_adv),
+        partial(train_on_shard, args=local_args, norm_adv=args.norm_adv),
         mesh=mesh,
         in_specs=(jax.P(), jax.P(None, "devices"), jax.P()),  # each device gets columns of batch
         out_specs=jax.P(),
-        check_vma=False,  # pmean makes the outputs equal, but JAX cannot prove it
+        check_vma=False,  # otherwise, jax.grad would also sum the gradients over the devices
     )
     train_state, losses = train_on_all(train_state, batch, key)
     metrics = losses | episode_statistics(storage)
@@ -602,7 +602,7 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
-        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+        for old in self.dir.glob("events.*"):  # rewrite them without the dropped iterations
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
@@ -612,19 +612,17 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            folder = str(self.dir.absolute())
-            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info["wandb_id"] if is_same else None,
+                id=self.info.get("wandb_id"),
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
+            self.update_info(wandb_id=self.wandb.id)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)

@@ -543,7 +543,7 @@ class RunLogs:
             row = {name: x[k] for name, x in metrics.items()}
             try:
                 with redirect_stdout(None):
-                    agent.write(iteration, row, start + delay, middle and middle + delay)
+                    agent.write(iteration, row, start + delay, middle + delay if middle else 0.0)
             except SystemExit as error:
                 print(f"{agent.dir.name}: {error}", flush=True)
                 del self.agents[k]
@@ -552,7 +552,7 @@ class RunLogs:
         means = np.ma.masked_invalid(values).mean(1).filled(math.nan)
         delay = time.perf_counter() - end
         row = dict(zip(metrics, means, strict=True))
-        self.run.write(iteration, row, start + delay, middle and middle + delay)
+        self.run.write(iteration, row, start + delay, middle + delay if middle else 0.0)
 
     def update_info(self, **changes: Any) -> None:
         for log in (*self.agents.values(), self.run):
@@ -605,7 +605,7 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
-        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+        for old in self.dir.glob("events.*"):  # rewrite them without the dropped iterations
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
@@ -615,19 +615,17 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            folder = str(self.dir.absolute())
-            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info["wandb_id"] if is_same else None,
+                id=self.info.get("wandb_id"),
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
+            self.update_info(wandb_id=self.wandb.id)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)

@@ -11,7 +11,7 @@ Start reading at Agent. The main ideas:
 - torchrun starts one process per device, called a rank. Ranks communicate through NCCL on
   GPUs and through Gloo on CPUs.
 - Each rank has a part of the environments and of each minibatch. args has the total sizes, and
-  share has the sizes for one rank.
+  local_args has the sizes for one rank.
 - backward() averages the gradients of all ranks, so all ranks keep the same parameters.
 - mean() and variance() reduce over all ranks, to normalize advantages and average metrics.
 - Only the first rank writes the run folder. A run can resume on a different number of ranks.
@@ -397,7 +397,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     metrics |= episode_statistics(storage)
     metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - variance(target - value) / variance(target)
-    metrics["charts/param_norm"] = torch.nn.utils.get_total_norm(agent.parameters())
+    metrics["charts/param_norm"] = nn.utils.get_total_norm(agent.parameters())
     return metrics
 
 
@@ -478,14 +478,14 @@ def train(args: Args) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if args.num_envs % world_size or args.minibatch_size % world_size:
         fail(f"The number of ranks, {world_size}, must divide --num-envs and the minibatch size")
-    share = replace(args, num_envs=args.num_envs // world_size)
-    env = VecEnv(args.env_id, share.num_envs)
+    local_args = replace(args, num_envs=args.num_envs // world_size)
+    env = VecEnv(args.env_id, local_args.num_envs)
     spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}
 
     torch.manual_seed(args.seed)
     iteration = 0
     agent, optimizer = make_agent(args, env.obs_shape, env.num_actions, device)
-    # Each rank starts all environments and later keeps only its share, so that the initial
+    # Each rank starts all environments and later keeps only its part, so that the initial
     # states do not depend on the number of ranks.
     all_envs = VecEnv(args.env_id, args.num_envs)
     obs, env_state = jax.jit(all_envs.reset)(jax.random.PRNGKey(args.seed))
@@ -503,7 +503,7 @@ def train(args: Args) -> None:
     extra = {"devices": world_size, "num_threads": torch.get_num_threads()}
     log: Any = log_type(args, iteration, packages, device=device_name, **extra, **spaces)
 
-    rows = slice(rank * share.num_envs, (rank + 1) * share.num_envs)
+    rows = slice(rank * local_args.num_envs, (rank + 1) * local_args.num_envs)
     obs, env_state = jax.tree.map(lambda x: x[rows], (obs, env_state))
     # Commit the first state to its device, as DLPack does later, so that step_fn compiles once.
     jax_device = jax.devices(device.type)[0]
@@ -522,13 +522,13 @@ def train(args: Args) -> None:
         seeds = np.random.SeedSequence([args.seed, iteration, rank]).generate_state(2)
         torch.manual_seed(int(seeds[0]))
         env_state = env_state._replace(key=jax.device_put(seeds, jax_device))
-        obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, share)
+        obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, local_args)
         middle = 0.0
         if args.sync_for_timing:
             if device.type == "cuda":
                 torch.cuda.synchronize()  # sync
             middle = time.perf_counter()
-        metrics = update(ddp, optimizer, scheduler, storage, share)
+        metrics = update(ddp, optimizer, scheduler, storage, local_args)
         values = torch.stack([torch.as_tensor(x, device=device) for x in metrics.values()])
         metrics = dict(zip(metrics, values.tolist(), strict=True))  # sync
         log.write(iteration, metrics, start, middle)
@@ -667,7 +667,7 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
-        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+        for old in self.dir.glob("events.*"):  # rewrite them without the dropped iterations
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
@@ -677,19 +677,17 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            folder = str(self.dir.absolute())
-            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info["wandb_id"] if is_same else None,
+                id=self.info.get("wandb_id"),
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
+            self.update_info(wandb_id=self.wandb.id)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)

@@ -354,7 +354,7 @@ def draw_action(mean, log_std, noise):
     x = mean + jnp.exp(log_std) * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
     # This is log(1 - tanh(x)**2), the log of the slope of tanh, in a form that avoids log(0) for
-    # x > 9. SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
+    # large x. SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
     log_slope = 2 * (math.log(2) - x - nnx.softplus(-2 * x))
     return jnp.tanh(x), (logprob - log_slope).sum(-1)
 
@@ -533,7 +533,7 @@ def train(args: Args) -> None:
     iterate_fn = jit(partial(iterate, env=env, args=args), train_state)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Decay per iteration: a schedule would count updates, which start after learning_starts.
+        # Decay per iteration, not per update: updates start only after learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
         first = iteration * log.steps_per_iteration
@@ -582,9 +582,8 @@ def load_checkpoint(folder: str | Path, like: Checkpoint) -> Checkpoint:
     arrays, structure = jax.tree.flatten(like.env_state)
     data = Path(folder, "checkpoint.msgpack").read_bytes()
     saved = from_bytes(like._replace(env_state=arrays), data)
-    size = min(int(saved.replay.num_added), len(like.replay.transitions.obs))
     pairs = zip(like.replay.transitions, saved.replay.transitions, strict=True)
-    transitions = Transition(*(empty.at[:size].set(x) for empty, x in pairs))
+    transitions = Transition(*(empty.at[: len(x)].set(x) for empty, x in pairs))
     replay = saved.replay._replace(transitions=transitions)
     env_state = jax.tree.unflatten(structure, saved.env_state)
     return saved._replace(replay=replay, env_state=env_state)
@@ -662,7 +661,7 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
-        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+        for old in self.dir.glob("events.*"):  # rewrite them without the dropped iterations
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
@@ -672,19 +671,17 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            folder = str(self.dir.absolute())
-            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info["wandb_id"] if is_same else None,
+                id=self.info.get("wandb_id"),
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
+            self.update_info(wandb_id=self.wandb.id)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)

@@ -335,9 +335,8 @@ class Replay:
 
     def load_state_dict(self, state: dict) -> None:
         self.num_added = state["num_added"]
-        size = min(self.num_added, self.args.buffer_size)
         for name, x in state["transitions"].items():
-            getattr(self.transitions, name)[:size] = x
+            getattr(self.transitions, name)[: len(x)] = x
 
 
 def updates_after(steps: int, args: Args) -> int:
@@ -359,7 +358,7 @@ def draw_action(mean, log_std, noise):
     x = mean + log_std.exp() * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
     # This is log(1 - tanh(x)**2), the log of the slope of tanh, in a form that avoids log(0) for
-    # x > 9. SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
+    # large x. SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
     log_slope = 2 * (math.log(2) - x - F.softplus(-2 * x))
     return x.tanh(), (logprob - log_slope).sum(-1)
 
@@ -513,7 +512,7 @@ def train(args: Args) -> None:
     shape = (args.num_steps, args.num_envs, env.action_dim)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Decay per iteration: a scheduler would count updates, which start after learning_starts.
+        # Decay per iteration, not per update: updates start only after learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         optimizer.param_groups[0]["lr"] = args.learning_rate * decay
         # Drawing the random numbers of all steps at once is faster than drawing them at each step.
@@ -537,7 +536,7 @@ def train(args: Args) -> None:
                 losses.append(update(agent, target_critics, optimizer, batch, noise, args))
         metrics = episode_statistics(results) | mean_losses(losses)
         metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        metrics["charts/param_norm"] = torch.nn.utils.get_total_norm(agent.parameters())
+        metrics["charts/param_norm"] = nn.utils.get_total_norm(agent.parameters())
         metrics["charts/updates"] = len(losses)
         metrics = {name: float(x) for name, x in metrics.items()}  # sync
         log.write(iteration, metrics, start)
@@ -550,7 +549,7 @@ def train(args: Args) -> None:
                 "optimizer": optimizer.state_dict(),
                 "replay": replay.state_dict(),
                 "rng_state": torch.get_rng_state(),
-                "cuda_rng_states": torch.cuda.get_rng_state_all()[:1],  # [] without a GPU
+                "cuda_rng_states": torch.cuda.get_rng_state_all()[:1],  # of the GPU, if any
                 "obs": obs,
                 "env_state": to_torch(jax.tree.leaves(env_state)),
             }
@@ -643,7 +642,7 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
-        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+        for old in self.dir.glob("events.*"):  # rewrite them without the dropped iterations
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
@@ -653,19 +652,17 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            folder = str(self.dir.absolute())
-            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info["wandb_id"] if is_same else None,
+                id=self.info.get("wandb_id"),
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
+            self.update_info(wandb_id=self.wandb.id)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)

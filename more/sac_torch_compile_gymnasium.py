@@ -189,8 +189,6 @@ class VecEnv:
         Return obs (after any restart) and the results.
         """
         action = action.reshape(self.num_envs, *self.action_space.shape)
-        if not np.isfinite(action).all():
-            raise FloatingPointError("an action is NaN or infinite, so training has diverged")
         action = to_bounds(action, self.action_low, self.action_high)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
         obs = self.checked_copy(obs, self.obs_dtype)  # Gymnasium reuses obs
@@ -389,9 +387,8 @@ class Replay:
 
     def load_state_dict(self, state: dict) -> None:
         self.num_added = state["num_added"]
-        size = min(self.num_added, self.args.buffer_size)
         for name, x in state["transitions"].items():
-            getattr(self.transitions, name)[:size] = x
+            getattr(self.transitions, name)[: len(x)] = x
 
 
 def updates_after(steps: int, args: Args) -> int:
@@ -413,7 +410,7 @@ def draw_action(mean, log_std, noise):
     x = mean + log_std.exp() * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
     # This is log(1 - tanh(x)**2), the log of the slope of tanh, in a form that avoids log(0) for
-    # x > 9. SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
+    # large x. SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
     log_slope = 2 * (math.log(2) - x - F.softplus(-2 * x))
     return x.tanh(), (logprob - log_slope).sum(-1)
 
@@ -612,7 +609,7 @@ def train(args: Args) -> None:
         x.load_state_dict(state)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Decay per iteration: a scheduler would count updates, which start after learning_starts.
+        # Decay per iteration, not per update: updates start only after learning_starts.
         # The rate is a tensor, because a number would be a compile-time constant.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = torch.tensor(args.learning_rate * decay, device=device)
@@ -625,6 +622,8 @@ def train(args: Args) -> None:
                 noise = torch.randn(args.num_envs, env.action_dim, device=device)
                 action = act(agent.actor, torch.from_numpy(obs).to(device), noise)
             action = action.cpu().numpy()  # sync
+            if not np.isfinite(action).all():  # an update has diverged
+                log.close(diverged_in=iteration + 1)
             new_obs, results = env.step(action)
             replay.add(obs, action, results)
             obs = new_obs
@@ -637,7 +636,7 @@ def train(args: Args) -> None:
                 losses.append(update_fn(learning_rate, noise, *batch))
         metrics = episode_statistics(returns, lengths) | mean_losses(losses)
         metrics["charts/learning_rate"] = learning_rate
-        metrics["charts/param_norm"] = torch.nn.utils.get_total_norm(agent.parameters())
+        metrics["charts/param_norm"] = nn.utils.get_total_norm(agent.parameters())
         metrics["charts/updates"] = len(losses)
         metrics = {name: float(x) for name, x in metrics.items()}  # sync
         log.write(iteration, metrics, start)
@@ -650,7 +649,7 @@ def train(args: Args) -> None:
                 "optimizer": optimizer.state_dict(),
                 "replay": replay.state_dict(),
                 "rng_state": torch.get_rng_state(),
-                "cuda_rng_states": torch.cuda.get_rng_state_all()[:1],  # [] without a GPU
+                "cuda_rng_states": torch.cuda.get_rng_state_all()[:1],  # of the GPU, if any
             }
             save_checkpoint(log.dir, checkpoint)
             log.update_info(iteration=iteration)
@@ -738,7 +737,7 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]  # so that time/elapsed continues
-        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
+        for old in self.dir.glob("events.*"):  # rewrite them without the dropped iterations
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
@@ -748,19 +747,17 @@ class RunLog:
         if args.track:
             import wandb  # only if needed, because importing takes half a second
 
-            folder = str(self.dir.absolute())
-            is_same = self.info.get("wandb_folder") == folder  # otherwise, the folder is a copy
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
-                id=self.info["wandb_id"] if is_same else None,
+                id=self.info.get("wandb_id"),
                 resume="allow",
                 reinit="create_new",
                 dir=self.dir,
                 config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
-            self.update_info(wandb_id=self.wandb.id, wandb_folder=folder)
+            self.update_info(wandb_id=self.wandb.id)
         if __name__ == "__main__":  # a program that imports this script handles signals itself
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)

@@ -29,6 +29,7 @@ from running import (
     assert_close,
     assert_same_checkpoints,
     change,
+    info,
     main,
     make_whole_run,
     metrics,
@@ -835,6 +836,17 @@ def test_the_call_that_compiles_leaves_no_trace(tmp_path, monkeypatch):
     assert eager.keys() - ours.keys() == {x for x in eager if x.startswith("optimizer")}
     for place, x in ours.items():
         np.testing.assert_array_equal(x, eager[place], err_msg=place)
+
+
+@pytest.mark.parametrize("name", IN_GYMNASIUM)
+def test_a_run_that_diverges_does_not_pass_the_actions_to_the_environment(
+    name, tmp_path, monkeypatch
+):
+    op_by_op(monkeypatch, importlib.import_module(name))
+    flags = (SMALL + LEARNING + "--learning-rate 1e30 --no-anneal-lr").split()
+    error = main(name, *flags, "--runs-dir", tmp_path, "--run-name", "run")
+    assert str(error).startswith("Diverged in iteration ")
+    assert info(tmp_path / "run")["status"] == "diverged"
 
 
 # === Dtypes of observations =====================================================================
