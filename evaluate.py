@@ -124,7 +124,7 @@ def load_run(folder: Path, args: Args) -> Run:
         fail(f"--sample: the policy of {name} is deterministic; try --epsilon")
     if not hasattr(script, "gymnasium") and (args.num_envs or args.vectorization):
         flags = "--num-envs and --vectorization are for Gymnasium"
-        fail(f"{flags}, but the environments of {folder} run in JAX: remove them")
+        fail(f"{flags}, but the environments of {folder} run in JAX: remove these flags")
     if info["status"] == "diverged":
         hint = f"this is its last checkpoint, after {iteration} iterations"
         print(f"{folder} diverged: {hint}", file=sys.stderr)
@@ -160,7 +160,7 @@ def make_env(run: Run, args: Args, num_envs: int, **options: Any) -> Generator[A
 
 
 class JaxEnvs:
-    """Store the state of a VecEnv in JAX, so that it has the interface of one in Gymnasium."""
+    """Wrap a JAX VecEnv and keep its state, so that it has the interface of a Gymnasium one."""
 
     def __init__(self, env: Any, seed: int) -> None:
         self.env = env
@@ -195,8 +195,9 @@ def play(run: Run, env: Any, args: Args, with_images: bool = False) -> Iterator[
     """Step N = env.num_envs environments endlessly. Yield image, results, done and capped.
 
     image shows the first environment before the step; results come from VecEnv.step. done (N,) is
-    true at the end of an episode, and capped (N,) where --max-steps cut it off. In Gymnasium a new
-    episode follows a capped one; in JAX, each environment plays only one episode.
+    true at the end of an episode, and capped (N,) where --max-steps cut it off. After a capped
+    episode, Gymnasium environments are reset. JAX environments are not: only their first episode is
+    used.
     """
     policy_options: dict[str, Any] = {"sample": True} if args.sample else {}
     is_recurrent = "starts" in inspect.signature(run.policy).parameters
@@ -363,7 +364,7 @@ def draw_episode(run: Run, args: Args) -> Iterator[np.ndarray]:
     """Play the first episode, at most 500 steps of it. Yield one panel per step."""
     options = {}
     if hasattr(run.script, "gymnasium") and "MinAtar/" not in run.args.env_id:
-        with make_env(run, args, 1) as env:  # closed first: there may be only one per process
+        with make_env(run, args, 1) as env:  # closed first: some allow one instance per process
             if "rgb_array" in env.envs.metadata.get("render_modes", ()):
                 options["render_mode"] = "rgb_array"
     with make_env(run, args, 1, **options) as env:
@@ -428,7 +429,7 @@ def main() -> None:
             mean, iqm = format_mean(summarize(means[-1])), stats.trim_mean(means[-1], 0.25)
             print(f"mean over {len(mean_returns)} seeds {mean}, interquartile mean {iqm:.2f}")
     if others:
-        print(f"The first group is {compare(*means)}")
+        print(f"The mean return of the first group is {compare(*means)}")
     if args.gif:
         frames = draw_frames(runs + others, args)
         args.gif.parent.mkdir(parents=True, exist_ok=True)

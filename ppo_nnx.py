@@ -3,7 +3,7 @@
 # dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""PPO in JAX with Flax NNX in graph mode, Flax's default today.
+"""PPO in JAX with Flax NNX in graph mode, the default in Flax 0.12.
 
     python ppo_nnx.py --env-id CartPole-v1 --seed 1
 
@@ -15,7 +15,7 @@ Start reading at Agent. The main ideas:
 Lines marked "# sync" wait for the device.
 
 To start a project, copy ppo_nnx_tree.py instead, unless your objects share submodules or variables.
-Compare with it to see what the mode changes, or with ppo_nnx_cached.py to see what caching changes.
+Compare with ppo_nnx_tree.py to see what tree mode changes, or with ppo_nnx_cached.py for caching.
 """
 
 import argparse
@@ -160,7 +160,7 @@ class VecEnv:
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": info["final_observation"],  # before any restart; set at each step
+            "next_obs": info["final_observation"],  # before any restart; present at every step
             "episode_return": episode_return,
             "episode_length": episode_length,
         }

@@ -14,7 +14,7 @@ Start reading at Agent. The main ideas:
 - train() compiles both functions with nnx.jit_partial, which flattens the objects only once.
 Lines marked "# sync" wait for the device.
 
-Compare with ppo_linen.py to see what NNX changes, or with ppo_nnx.py to see what the mode changes.
+Compare with ppo_linen.py to see what NNX changes, or with ppo_nnx.py for graph mode.
 """
 
 import argparse
@@ -159,7 +159,7 @@ class VecEnv:
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": info["final_observation"],  # before any restart; set at each step
+            "next_obs": info["final_observation"],  # before any restart; present at every step
             "episode_return": episode_return,
             "episode_length": episode_length,
         }

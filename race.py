@@ -9,8 +9,8 @@
 All programs start and compile, and are then paused. After that, they run interleaved: in each
 round, every program runs for one second while the others are paused. Other load on the machine
 slows programs with the same number of threads by about the same factor, so the ratio of their times
-varies much less than the times themselves. The race ends when each ratio is known to within
---within, or after --turns rounds.
+varies much less than the times themselves. The race ends when every 95% interval is within
+--within of its ratio, or after --turns rounds.
 
 A program is a script of this project, a copy of one, or a command in quotes. Flags after -- are
 passed to all scripts; to pass a flag to only one of them, quote the script and the flag together.
@@ -58,7 +58,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "torch", "numpy", "gymn
 class Args(Settings):
     programs: tyro.conf.Positional[tuple[str, ...]] = ()  # scripts, or commands in quotes
     study: Path | None = None  # study folder; run the missing races of its races.toml
-    within: float = 0.03  # end when each ratio is known to within this fraction
+    within: float = 0.03  # end when all 95% intervals are within this fraction of their ratios
     steps: tuple[int, ...] = ()  # environment steps per progress line of each program with @TEXT
     names: Annotated[tuple[str, ...], tyro.conf.arg(name="name")] = ()  # program names in the table
     out: Path | None = None  # output file; default a new file in races/
@@ -71,7 +71,7 @@ class Args(Settings):
         if self.names and len(set(self.names)) != len(self.programs):
             raise ValueError("--name must give each program a different name")
         if not (self.within >= 0 and self.seconds > 0 and self.patience > 0):
-            raise ValueError("--within, --seconds and --patience must be positive numbers")
+            raise ValueError("--within must be 0 or more, --seconds and --patience positive")
         if self.turns < DISCARDED + MIN_TURNS:
             raise ValueError(f"--turns must be {DISCARDED + MIN_TURNS} or more")
         if self.warm_up < 1 or any(x < 1 for x in self.steps):
@@ -108,7 +108,7 @@ def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> 
         fail(f"{text}: {error}")
     progress = words.pop()[1:] if words and words[-1].startswith("@") else ""
     if not words:
-        fail(f"{text!r} names no program")
+        fail(f"{text!r} does not contain a command")
     script = next((Path(word) for word in words if word.endswith(".py")), None)
     command = [sys.executable, *words] if words[0].endswith(".py") else words
     if progress:
@@ -118,7 +118,7 @@ def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> 
     if script is None or not script.is_file():
         fail(f"{text}: no such script. For any other program, {advice}")
     if "RunLog" not in script.read_text(errors="replace"):
-        fail(f"{script} writes no run folder: {advice}")
+        fail(f"{script} does not write a run folder: {advice}")
     command += [*flags, "--runs-dir", str(folder), "--run-name", str(number)]
     if not has_flag(command, "--total-timesteps"):
         command += ["--total-timesteps", str(10**9)]  # the program must not end before the race
@@ -212,7 +212,7 @@ def missing_races(study: Path) -> list[Listed]:
         place = ".".join(map(str, first["loc"]))
         fail(f"{study / 'races.toml'}: {place}: {first['msg']}")
     except KeyError as error:
-        fail(f"{study / 'races.toml'}: steps has no number for {error}")
+        fail(f"{study / 'races.toml'}: steps has no entry for {error}")
     except (OSError, ValueError) as error:
         fail(f"{study / 'races.toml'}: {error}")
     return [x for x in listed if x not in found]
@@ -251,7 +251,7 @@ def run_race(args: Args, flags: Sequence[str], listed: Listed | None = None) -> 
             race = Race(describe(programs, args, flags, listed), [])
             failures = follow(interleaved, programs, race, args, file)
     except BlockingIOError:
-        fail(f"another race writes to {out}")
+        fail(f"another race is writing to {out}")
     except OSError as error:
         fail(f"cannot run {error.filename}: {error.strerror}" if error.filename else str(error))
     finally:
@@ -345,7 +345,7 @@ def turns_of(race: Race, args: Args) -> float:
 
 def reason_of(runner: Runner) -> str:
     """Return why a program failed, and the end of its output."""
-    reason = f"{runner.program.name} is left out: it {runner.failure}. Its last lines:"
+    reason = f"{runner.program.name} was dropped from the race: it {runner.failure}. Last lines:"
     return "\n  ".join([reason, *runner.tail()])
 
 

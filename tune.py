@@ -83,8 +83,8 @@ SPACE = {
     "tau": "1e-3:5e-2:log",
 }
 HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., held-out runs with seeds 1001, 1002, ...
-TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # evaluation seeds
-DIVERGED = "NaN or infinite"  # part of the errors of scripts and evaluate.py after divergence
+TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # seeds passed to evaluate.py
+DIVERGED = "NaN or infinite"  # in the error messages of scripts and evaluate.py after divergence
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Args:
     study: str = ""  # name of the study; default SCRIPT__ENVIRONMENT
     studies_dir: Path = Path("tuned")  # folder with one folder per study
     storage: str = ""  # database, such as postgresql://...; default SQLite in the study's folder
-    mlflow: bool = False  # copy the study to MLflow, configured by MLFLOW_TRACKING_URI, ...
+    mlflow: bool = False  # log the study to MLflow; configure it with MLFLOW_TRACKING_URI, ...
 
     def __post_init__(self) -> None:
         for name in ("trials", "num_seeds", "held_out_seeds", "episodes", "workers"):
@@ -141,7 +141,7 @@ def ask_script(path: Path, words: list[str]) -> Any:
     sys.argv = [path.name, *words]
     given = script.parse_args() if hasattr(script, "parse_args") else None
     if not hasattr(given, "total_timesteps") or hasattr(given, "num_agents"):
-        fail(f"{path} does not train one agent, as ppo_linen.py and dqn_linen.py do")
+        fail(f"{path} must train one agent, as ppo_linen.py and dqn_linen.py do")
     return given
 
 
@@ -233,7 +233,7 @@ def run(words: list[str], log: Path) -> None:
 
 
 def reason_of(output: str) -> str:
-    """Return the error that ended a script: of tyro, the last exception, or the last line."""
+    """Return the error that ended a script: the last exception or tyro error, or the last line."""
     lines = [x for line in output.splitlines() if (x := line.strip("│╭╮╰╯─ "))]
     errors = [x for x in lines if re.match(r"Error parsing|Diverged|[\w.]+(Error|Exception)\b", x)]
     return (errors or lines or ["no output"])[-1]
@@ -410,7 +410,7 @@ def finish(command: Command) -> None:
     """Evaluate the best settings with held-out seeds; draw the figures."""
     study = command.study
     if not completed(study):
-        sys.exit("no trial is complete; trials.csv lists the reasons")
+        sys.exit("no trial completed; trials.csv lists the reasons")
     optuna.storages.fail_stale_trials(study)
     if study.get_trials(states=(TrialState.RUNNING,)):
         print("Other machines are running trials. Run this command again when they are done.")
@@ -468,7 +468,7 @@ def begin(args: Args, words: list[str]) -> Command:
     ranges = ranges_of(args.space, words, given)
     space = {name: parse_range(name, text, given) for name, text in ranges.items()}
     if not space:
-        fail("no setting is left to search")
+        fail("nothing to tune: your flags fix every setting of the search space")
     print(", ".join(f"{name}={text}" for name, text in ranges.items()), flush=True)
     defaults = {name: shown(getattr(given, name)) for name in space}
     begun: dict[str, Any] = {"script": args.script.name, "flags": words, "space": ranges}
@@ -511,9 +511,9 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict)
     started = study.user_attrs.get("begun", begun)
     changed = [x for x in begun if begun[x] != started[x]]
     if changed:
-        fail(f"study {name} was started with different {changed[0]}; choose a different --study")
+        fail(f"study {name} was started with another value of {changed[0]}; choose another --study")
     study.set_user_attr("begun", begun)
-    # A resumed study and a second machine need new proposals, so the seed counts the trials.
+    # Add the number of trials, so that a resumed study or a second machine makes new proposals.
     seed = args.seed + len(study.trials)
     # TPE keeps a separate history for each Hyperband bracket, so start each with few random trials.
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)

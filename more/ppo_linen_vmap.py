@@ -160,7 +160,7 @@ class VecEnv:
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": info["final_observation"],  # before any restart; set at each step
+            "next_obs": info["final_observation"],  # before any restart; present at every step
             "episode_return": episode_return,
             "episode_length": episode_length,
         }

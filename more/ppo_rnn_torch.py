@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves GPU memory for PyTorch
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # so that idle OpenMP threads free their cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle OpenMP threads stop spinning sooner
 
 import gymnax
 import jax

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves GPU memory for PyTorch
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # so that idle OpenMP threads free their cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle OpenMP threads stop spinning sooner
 
 import gymnax
 import jax
@@ -164,7 +164,7 @@ class VecEnv:
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": info["final_observation"],  # before any restart; set at each step
+            "next_obs": info["final_observation"],  # before any restart; present at every step
             "episode_return": episode_return,
             "episode_length": episode_length,
         }

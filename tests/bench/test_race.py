@@ -268,7 +268,7 @@ def test_a_program_that_exits_is_left_out_and_the_race_continues(tmp_path, ticke
     turns = ("--turns", "15", "--seconds", "0.1", "--within", "0")
     status, out, err = race(tmp_path, *turns, *programs)
     assert status == 1
-    assert "is left out: it ended with exit status 0" in err and "a last word" in err
+    assert "was dropped from the race: it ended with exit status 0" in err and "a last word" in err
     assert "0.011" in out
     workers = [x.info for x in psutil.process_iter(["name", "cwd"]) if x.info["name"] == "sleep"]
     assert str(tmp_path) not in [x["cwd"] for x in workers]
@@ -290,9 +290,9 @@ def test_a_program_without_progress_lines_is_left_out(tmp_path, ticker):
         (["a.py", "b.py"], "a.py: no such script. For any other program, append @TEXT, where TEXT"),
         (["true @x", "nowhere/at-all @x"], "cannot run nowhere/at-all: No such file or directory"),
         (["'a", "b"], "'a: No closing quotation"),
-        (["", "b"], "'' names no program"),
-        (["@x", "@y"], "names no program"),
-        ([str(ROOT / "evaluate.py"), "b"], "writes no run folder"),
+        (["", "b"], "'' does not contain a command"),
+        (["@x", "@y"], "does not contain a command"),
+        ([str(ROOT / "evaluate.py"), "b"], "does not write a run folder"),
     ],
 )
 def test_usage_errors_are_one_sentence(programs, reason, tmp_path, capsys, monkeypatch):

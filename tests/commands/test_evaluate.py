@@ -437,7 +437,8 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
     low, high = stats.t.interval(0.95, 3, 17, stats.sem([10, 12, 17, 29]))
     interval = f"17.00 [{low:.2f}, {high:.2f}]"
     assert f"mean over 4 seeds {interval}, interquartile mean 14.50\n" in out
-    assert f"The first group is {evaluate.compare([10, 12, 17, 29], [3, 4])}\n" in out
+    difference = evaluate.compare([10, 12, 17, 29], [3, 4])
+    assert f"The mean return of the first group is {difference}\n" in out
     assert status == 0 and (tmp_path / "b2/evaluation.json").exists()
     for words in (
         ("a1", "c3", "--against", "b1"),

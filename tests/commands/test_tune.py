@@ -379,7 +379,7 @@ def test_reason_of():
 
 def test_if_all_trials_fail_the_error_is_one_line(project):
     status, out, err = run(project, *QUICK, "--trials", 1, nan="")
-    assert (status, err) == (1, "no trial is complete; trials.csv lists the reasons\n")
+    assert (status, err) == (1, "no trial completed; trials.csv lists the reasons\n")
     assert "trial 0: the return of an agent is NaN or infinite" in out
 
 
@@ -404,8 +404,8 @@ def test_if_the_script_refuses_the_defaults_the_study_ends(project):
         ("fake.py --space gamma=0.5:2", "Leaving out gamma=2: Error parsing Args: --gamma must"),
         ("fake.py --space gamma=0.5:0.2", "--space gamma=0.5:0.2 must be NAME=LOW:HIGH"),
         ("fake.py --space seconds=1:2:log", ":log requires a positive LOW and default"),
-        ("many.py", "many.py does not train one agent"),
-        ("other.py", "other.py does not train one agent"),
+        ("many.py", "many.py must train one agent"),
+        ("other.py", "other.py must train one agent"),
         ("ppo_lenin", "ppo_lenin is neither a file nor a script of this project"),
     ],
 )
@@ -424,7 +424,7 @@ def test_a_study_continues_only_with_the_same_settings_and_in_one_command(projec
     assert run(project, *words)[0] == 0
     held_out = {x for x in started(project) if x[0] != "0"}
     assert held_out == {"defaults-seed-1001"}  # the defaults are also the best settings
-    sentence = f"study {NAME} was started with different episodes; choose a different --study\n"
+    sentence = f"study {NAME} was started with another value of episodes; choose another --study\n"
     assert run(project, *words, "--episodes", 6)[::2] == (2, sentence)
     with tune.FileLock(project / "tuned" / NAME / "study.lock"):
         status, _, err = run(project, *words)
