@@ -571,7 +571,7 @@ def train(args: Args) -> None:
     log = RunLog(args, iteration, packages, device=device_name, num_threads=num_threads, **spaces)
 
     policy_fn = partial(policy, agent, stats.obs, args=args)
-    steps = iteration * args.update_epochs * args.num_minibatches
+    steps = iteration * args.update_epochs * args.num_minibatches  # optimizer steps so far
     factor_fn = partial(learning_rate_factor, args=args)
     scheduler = LambdaLR(optimizer, factor_fn, last_epoch=steps - 1)
     while iteration < args.num_iterations:

@@ -534,7 +534,7 @@ def train(args: Args) -> None:
 
     step_fn = jax.jit(env.step)
     policy_fn = partial(policy, agent)
-    steps = iteration * args.update_epochs * args.num_minibatches
+    steps = iteration * args.update_epochs * args.num_minibatches  # optimizer steps so far
     factor_fn = partial(learning_rate_factor, args=args)
     scheduler = LambdaLR(optimizer, factor_fn, last_epoch=steps - 1)
     while iteration < args.num_iterations:
