@@ -23,12 +23,16 @@ BATCH = 20  # runs per call to evaluate.py
 
 
 def pending(folder: Path) -> Iterator[Path]:
-    """Yield the completed runs that evaluate.py has not evaluated, except those on Atari games."""
+    """Yield the completed runs that evaluate.py has not evaluated.
+
+    Except runs on Atari games, and those of other libraries, which save no checkpoint.
+    """
     for path in sorted(folder.glob("*/run.json")):
         info = json.loads(path.read_text(encoding="utf-8"))
         is_atari = info["args"]["env_id"].startswith("ALE/")
         is_done = (path.parent / "evaluation.json").exists()
-        if info["status"] == "completed" and not is_atari and not is_done:
+        has_checkpoint = any(path.parent.glob("checkpoint.*"))
+        if info["status"] == "completed" and has_checkpoint and not is_atari and not is_done:
             yield path.parent
 
 

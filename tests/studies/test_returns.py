@@ -187,16 +187,18 @@ def test_runs_are_added_to_the_study_without_durations(tmp_path, monkeypatch):
         for seed in seeds:
             info = run_info(seed=seed)
             path = write_run(tmp_path / folder, info)
+            (path / "checkpoint.msgpack").touch()
             if seed == 1:
                 (path / "evaluation.json").write_text("{}")
         atari = run_info(seed=9, env_id="ALE/Pong-v5", args={"run_name": "pong"})
-        write_run(tmp_path / folder, atari)
+        (write_run(tmp_path / folder, atari) / "checkpoint.pt").touch()
+        write_run(tmp_path / folder, run_info(seed=8, args={"run_name": "sb3"}))
         monkeypatch.setattr(pack.sys, "argv", ["pack", str(tmp_path / folder)])
         pack.main()
-    evaluated = [[x for x in words if "seed" in x or "small" in x] for words in called]
-    assert [len(x) for x in evaluated] == [1, 2]  # not the run that was evaluated, and not Atari
+    evaluated = [[x for x in words if x.startswith(str(tmp_path))] for words in called]
+    assert [len(x) for x in evaluated] == [1, 2]  # not evaluated ones, Atari or other libraries
     runs = load(tmp_path / "study").runs
-    assert sorted(runs["seed"]) == [1, 2, 3, 9]
+    assert sorted(runs["seed"]) == [1, 2, 3, 8, 9]
     assert runs[pack.DURATIONS].isna().all(axis=None)
     assert not load(tmp_path / "first").runs["steady"].isna().any()
 
