@@ -132,7 +132,6 @@ class VecEnv:
 
     Runs in NumPy, on the CPU. Atari games run in ale-py's threads; vectorization applies only to
     custom environments. options are keyword arguments for the environment, like render_mode.
-
     After a lost life, terminated is True, but the game continues. Unlike CleanRL, ale-py presses
     FIRE only at the start of a game, so an agent must learn to press it after a lost life.
     """
@@ -158,13 +157,7 @@ class VecEnv:
         try:
             if self.is_atari:
                 self.envs: Any = make_atari(
-                    env_id,
-                    num_envs,
-                    img_height=image_size,
-                    img_width=image_size,
-                    repeat_action_probability=sticky_actions,
-                    life_loss_info=terminal_on_life_loss,  # episodic_life would restart games
-                    **options,
+                    env_id, num_envs, image_size, sticky_actions, terminal_on_life_loss, **options
                 )
             else:
                 self.envs = gymnasium.make_vec(
@@ -215,7 +208,6 @@ class VecEnv:
         episode_length = self.episode_length + 1
         restart = terminated | truncated
         if self.is_atari:
-            # terminated is also True after a lost life. The game is over when no lives are left.
             restart = (terminated & (info["lives"] == 0)) | truncated
             reward = np.sign(reward)  # for learning only; episode_return has the score
         results = {
@@ -230,8 +222,7 @@ class VecEnv:
         self.episode_return = np.where(restart, 0, episode_return)
         self.episode_length = np.where(restart, 0, episode_length)
         if restart.any():  # restart now; by default Gymnasium would use up the next step
-            obs, _ = self.envs.reset(options={"reset_mask": restart})
-            obs = obs.copy()
+            obs = self.envs.reset(options={"reset_mask": restart})[0].copy()
         return obs, results
 
     def checked_copy(self, x: np.ndarray, dtype: Any) -> np.ndarray:
@@ -243,7 +234,14 @@ class VecEnv:
         return x
 
 
-def make_atari(env_id: str, num_envs: int, **options: Any) -> gymnasium.vector.VectorEnv:
+def make_atari(
+    env_id: str,
+    num_envs: int,
+    image_size: int,
+    sticky_actions: float,
+    terminal_on_life_loss: bool,
+    **options: Any,
+) -> gymnasium.vector.VectorEnv:
     """Create Atari games with the usual preprocessing (Mnih et al. 2015; Machado et al. 2018)."""
     if importlib.util.find_spec("ale_py") is None:
         hint = "pip install ale-py==0.12.1 (GPL-2.0, so not in requirements.txt)"
@@ -253,6 +251,10 @@ def make_atari(env_id: str, num_envs: int, **options: Any) -> gymnasium.vector.V
         num_envs,
         # ale-py's vector environment; VecEnv resets games itself, before ale-py's autoreset would
         "vector_entry_point",
+        img_height=image_size,
+        img_width=image_size,
+        repeat_action_probability=sticky_actions,
+        life_loss_info=terminal_on_life_loss,  # episodic_life would restart games
         noop_max=30,  # a game starts with up to 30 frames of no-ops
         use_fire_reset=True,  # then press FIRE, in games that have it
         frameskip=4,  # frames per step; observations use the pixelwise maximum of the last two
