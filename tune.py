@@ -82,7 +82,7 @@ SPACE = {
     "norm_reward": "True,False",
     "tau": "1e-3:5e-2:log",
 }
-HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., held-out runs with seeds 1001, 1002, ...
+HELD_OUT = 1_000  # seed offset: trials use seeds 1, 2, ...; held-out runs use 1001, 1002, ...
 TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # seeds passed to evaluate.py
 DIVERGED = "NaN or infinite"  # in the error messages of scripts and evaluate.py after divergence
 

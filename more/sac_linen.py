@@ -371,7 +371,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
     noise (2, B, action_dim) is for sampling the actions at next_obs and at obs.
     """
     actor_fn, critics_fn = train_state.actor_fn, train_state.critics_fn
-    fixed = jax.lax.stop_gradient(params)  # parameters that a loss must not train
+    fixed = jax.lax.stop_gradient(params)  # the same values, which jax.grad treats as constants
     alpha = jnp.exp(fixed["log_alpha"])
 
     mean, log_std = actor_fn(fixed["actor"], batch.next_obs)
@@ -389,7 +389,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
 
     entropy = -logprob.mean()
     target_entropy = -action.shape[-1]
-    # As in SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
+    # As in SB3 and SBX. The paper and CleanRL multiply by alpha instead of log_alpha.
     alpha_loss = params["log_alpha"] * jax.lax.stop_gradient(entropy - target_entropy)
     loss = td_loss + actor_loss + alpha_loss
     return loss, {
@@ -407,7 +407,7 @@ def update(train_state, losses, batch: Transition, noise, learning_rate, args: A
 
     Return the new TrainState, and the sums of the losses, including this update.
     """
-    # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
+    # One gradient of the sum is enough, since each parameter gets its gradient from only one loss.
     # All losses use the parameters from before the update, as in Brax. SB3 (alpha, critics, actor)
     # and CleanRL (critics, actor, alpha) update in turn, so their actor sees the new critics.
     loss_fn = partial(sac_loss, train_state=train_state, batch=batch, noise=noise, args=args)

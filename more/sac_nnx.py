@@ -376,7 +376,7 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 
     noise (2, B, action_dim) is for sampling the actions at next_obs and at obs.
     """
-    fixed = jax.lax.stop_gradient(agent)  # parameters that a loss must not train
+    fixed = jax.lax.stop_gradient(agent)  # the same values, which jax.grad treats as constants
     alpha = jnp.exp(fixed.log_alpha[...])
 
     mean, log_std = fixed.actor(batch.next_obs)
@@ -394,7 +394,7 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 
     entropy = -logprob.mean()
     target_entropy = -action.shape[-1]
-    # As in SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
+    # As in SB3 and SBX. The paper and CleanRL multiply by alpha instead of log_alpha.
     alpha_loss = agent.log_alpha[...] * jax.lax.stop_gradient(entropy - target_entropy)
     loss = td_loss + actor_loss + alpha_loss
     return loss, {
@@ -413,7 +413,7 @@ def update(train_state, losses, batch: Transition, noise, learning_rate, args: A
     Return losses with the losses of this update added.
     """
     agent, target_critics, optimizer = train_state
-    # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
+    # One gradient of the sum is enough, since each parameter gets its gradient from only one loss.
     # All losses use the parameters from before the update, as in Brax. SB3 (alpha, critics, actor)
     # and CleanRL (critics, actor, alpha) update in turn, so their actor sees the new critics.
     grad_fn = jax.grad(sac_loss, has_aux=True)  # in tree mode, objects are pytrees

@@ -400,7 +400,7 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 
     entropy = -logprob.mean()
     target_entropy = -action.shape[-1]
-    # As in SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
+    # As in SB3 and SBX. The paper and CleanRL multiply by alpha instead of log_alpha.
     alpha_loss = agent.log_alpha * (entropy - target_entropy).detach()
     loss = td_loss + actor_loss + alpha_loss
     return loss, {
@@ -415,7 +415,7 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 # === Update =====================================================================================
 def update(agent, target_critics, optimizer, batch: Transition, noise, args: Args):
     """Train the agent in place on a batch, then move the target critics toward the critics."""
-    # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
+    # One gradient of the sum is enough, since each parameter gets its gradient from only one loss.
     # All losses use the parameters from before the update, as in Brax. SB3 (alpha, critics, actor)
     # and CleanRL (critics, actor, alpha) update in turn, so their actor sees the new critics.
     loss, losses = sac_loss(agent, target_critics, batch, noise, args)

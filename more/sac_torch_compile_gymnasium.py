@@ -452,7 +452,7 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 
     entropy = -logprob.mean()
     target_entropy = -action.shape[-1]
-    # As in SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
+    # As in SB3 and SBX. The paper and CleanRL multiply by alpha instead of log_alpha.
     alpha_loss = agent.log_alpha * (entropy - target_entropy).detach()
     loss = td_loss + actor_loss + alpha_loss
     return loss, {
@@ -470,7 +470,7 @@ def update(agent, target_critics, optimizer, args: Args, learning_rate, noise, *
 
     This function compiles into one graph; torch.optim.Adam would be compiled as a second one.
     """
-    # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
+    # One gradient of the sum is enough, since each parameter gets its gradient from only one loss.
     # All losses use the parameters from before the update, as in Brax. SB3 (alpha, critics, actor)
     # and CleanRL (critics, actor, alpha) update in turn, so their actor sees the new critics.
     loss, losses = sac_loss(agent, target_critics, Transition(*batch), noise, args)
