@@ -39,6 +39,7 @@ CHEETAH = "HalfCheetah-v5"
 HIGH = 1_800  # a return between the two modes of HalfCheetah
 EXTRA = 489  # iterations of the HalfCheetah runs that only the comparison of lengths uses
 SAC_STEPS = 500_000  # SAC runs that are longer are also read at this step
+LONG = 5_000_000  # runs of PPO with discrete actions that are longer have their own panel
 RESAMPLES = 10_000
 LINEN, TORCH = (f"ppo_continuous_{x}_gymnasium" for x in ("linen", "torch"))
 NAMES = {LINEN: "Linen", TORCH: "PyTorch"}
@@ -317,18 +318,21 @@ def divergence(source: Path) -> Text:
 # === Figures ====================================================================================
 @figures.styled
 def draw_curves(source: Path, kind: str) -> Figure:
-    """Plot the return of each run against steps, with one panel per environment."""
+    """Plot the return of each run against steps, with a panel per environment."""
     runs = of_kind(read(source), kind).drop_duplicates("run")
     styles = figures.styles(in_order(runs).drop_duplicates("mode"))
     curves = progress(load(source).iterations)
-    panels = list(runs["env_id"].unique())
+    is_long = (runs["kind"] == "discrete") & (runs["steps"] > LONG)
+    runs["panel"] = runs["env_id"].mask(is_long, runs["env_id"] + ", 10 million steps")
+    panels = list(runs["panel"].unique())
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
     height, width = (4.4, figures.LONE) if len(panels) == 1 else (2.9, figures.WIDTH)
     titles = [panel.rpartition(":")[2] for panel in panels]
-    figure, axs = figures.make_panels(titles, min(len(panels), 3), height, width, False)
+    figure, axs = figures.make_panels(titles, columns, height, width, False)
     published = pd.read_csv(HERE / "published.csv")
     published = published[(published["kind"] == kind) & (published["source"] == "CleanRL")]
     for axes, panel in zip(axs, panels, strict=True):
-        for run in runs[runs["env_id"] == panel].itertuples():
+        for run in runs[runs["panel"] == panel].itertuples():
             curve = curves[curves["run"] == run.run]
             style = styles[str(run.mode)]
             axes.plot(

@@ -178,6 +178,13 @@ def test_the_figures_show_every_run(tmp_path):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_long_runs_with_discrete_actions_have_their_own_panel(tmp_path):
+    returns, lengths = {"ppo_linen": [7.0, 8, 30]}, [10, 10, 700]
+    write_study(tmp_path, returns, "Breakout-MinAtar", 10, 8_192, num_iterations=lengths)
+    short, long = study.draw_curves(tmp_path, "discrete").axes
+    assert (len(short.lines), len(long.lines)) == (2, 1)
+
+
 # === Data =======================================================================================
 def test_runs_are_added_to_the_study_without_durations(tmp_path, monkeypatch):
     called = []
