@@ -15,9 +15,10 @@ from matplotlib.lines import Line2D
 from scipy.stats import binomtest, bootstrap, fisher_exact, trim_mean
 
 from analysis import figures
+from analysis.checks import without_length
 from analysis.describe import running_return
 from analysis.formatting import interval, join, number, pluralize
-from analysis.measures import in_order
+from analysis.measures import as_object, in_order
 from analysis.page import Table, Text
 from analysis.runs import load
 from analysis.schema import SourceError
@@ -38,8 +39,8 @@ ALGORITHMS = {
 CHEETAH = "HalfCheetah-v5"
 HIGH = 1_800  # a return between the two modes of HalfCheetah
 EXTRA = 489  # iterations of the HalfCheetah runs that only the comparison of lengths uses
+FIRST_NEW = {488: 6, 489: 4}  # first seed in PyTorch that was not run before the question arose
 SAC_STEPS = 500_000  # SAC runs that are longer are also read at this step
-LONG = 5_000_000  # runs of PPO with discrete actions that are longer have their own panel
 RESAMPLES = 10_000
 LINEN, TORCH = (f"ppo_continuous_{x}_gymnasium" for x in ("linen", "torch"))
 NAMES = {LINEN: "Linen", TORCH: "PyTorch"}
@@ -63,11 +64,15 @@ def kind_of(mode: str) -> str:
 
 
 def read(source: Path) -> pd.DataFrame:
-    """Return one row per run, and another one for a SAC run that is longer than SAC_STEPS."""
+    """Return one row per run, and another one for a SAC run that is longer than SAC_STEPS.
+
+    The column "changes" contains the hyperparameters that differ from most runs of the script.
+    """
     data = load(source)
     runs = data.runs.assign(
         kind=data.runs["mode"].map(kind_of),
         steps=data.runs["num_iterations"] * data.runs["batch_size"],
+        changes=data.runs.groupby("mode")["settings"].transform(changes),
     )
     runs = runs.rename(columns={"last_100_return": "return"})
     longer = runs[(runs["kind"] == "sac") & (runs["steps"] > SAC_STEPS)]
@@ -78,10 +83,23 @@ def read(source: Path) -> pd.DataFrame:
     return pd.concat([runs, longer], ignore_index=True)
 
 
+def changes(settings: pd.Series) -> pd.Series:
+    """Return the hyperparameters that differ from most of the runs, such as "gamma 0.9999"."""
+    texts = settings.map(without_length)
+    usual = as_object(texts.mode()[0])
+    parsed = texts.map(as_object)
+    return parsed.map(
+        lambda values: ", ".join(f"{x} {values[x]}" for x in values if values[x] != usual.get(x))
+    )
+
+
 def of_kind(runs: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """Return the runs of a kind in the order of grid.toml, without the extra HalfCheetah runs."""
+    """Return the runs of a kind in the order of grid.toml.
+
+    Without the extra HalfCheetah runs, and without runs with other hyperparameters.
+    """
     is_extra = (runs["env_id"] == CHEETAH) & (runs["num_iterations"] == EXTRA)
-    runs = runs[(runs["kind"] == kind) & ~is_extra]
+    runs = runs[(runs["kind"] == kind) & (runs["changes"] == "") & ~is_extra]
     return in_order(runs).sort_values("env_id", key=in_grid, kind="stable")
 
 
@@ -125,7 +143,7 @@ def bootstrapped(statistic: Callable[..., Any], *samples: np.ndarray) -> Interva
 
 def with_sd(mean: float, sd: float) -> str:
     """Return "1,443 ± 46", or only the mean if there is no standard deviation."""
-    decimals = 0 if abs(mean) >= 1000 else 1
+    decimals = 0 if abs(mean) >= 1000 else 1 if abs(mean) >= 10 else 2
     spread = f" ± {sd:,.{decimals}f}" if np.isfinite(sd) else ""
     return f"{mean:,.{decimals}f}{spread}"
 
@@ -144,12 +162,20 @@ def others_table(source: Path) -> Table | Text:
     return Text("There are no runs yet.") if selected.empty else summarize(selected, "others")
 
 
+def variants_table(source: Path) -> Table | Text:
+    """Return the returns of runs with other hyperparameters, or a sentence if there are none."""
+    runs = read(source)
+    selected = runs[runs["changes"] != ""].sort_values("env_id", key=in_grid, kind="stable")
+    return Text("There are no runs yet.") if selected.empty else summarize(selected, "variants")
+
+
 def coverage_table(source: Path) -> Table:
     """Return how many of the runs in grid.toml are complete, by kind."""
     args = parse_args(["returns"])
     listed = plan.expand({"returns": plan.read_study("returns")}, args)
-    kinds = pd.Series([kind_of(run.name.split("__")[-3]) for run in listed])
-    complete = read(source).drop_duplicates("run")["kind"].value_counts()
+    names = pd.Series([run.name for run in listed])
+    kinds = names.str.split("__").str[-3].map(kind_of)
+    complete = kinds[names.isin(read(source)["name"])].value_counts()
     rows = [
         {"kind": kind, "complete": complete.get(kind, 0), "listed": count}
         for kind, count in kinds.value_counts(sort=False).items()
@@ -163,9 +189,9 @@ def coverage_table(source: Path) -> Table:
 
 
 def summarize(selected: pd.DataFrame, name: str) -> Table:
-    """Return the returns by environment, script and number of steps."""
+    """Return the returns by environment, script, hyperparameters and number of steps."""
     rows = []
-    keys = ["env_id", "mode", "steps"]
+    keys = ["env_id", "mode", "changes", "steps"]
     for _, runs in selected.groupby(keys, sort=False):
         row = runs[keys].iloc[0].to_dict()
         row |= {"seeds": len(runs), "mean": runs["return"].mean(), "sd": runs["return"].std()}
@@ -174,6 +200,7 @@ def summarize(selected: pd.DataFrame, name: str) -> Table:
         row["greedy"] = float(iqm(greedy)) if len(greedy) == len(runs) else np.nan
         rows.append(row)
     columns: dict[str, Any] = {
+        "changed hyperparameters": text("changes"),
         "steps": lambda row: f"{row['steps']:,.0f}",
         "seeds": text("seeds"),
         "IQM": span(),
@@ -184,17 +211,26 @@ def summarize(selected: pd.DataFrame, name: str) -> Table:
 
 
 def published_table(source: Path) -> Table:
-    """Return one row per published return for which there are runs, with the mean of our runs."""
+    """Return one row per published return for which there are runs, with the mean of our runs.
+
+    Training returns of longer runs are read at the number of steps of the published return.
+    """
     runs = read(source)
+    curves = progress(load(source).iterations)
     rows = []
     for row in pd.read_csv(HERE / "published.csv").to_dict("records"):
         framework = "torch" if row["kind"] == "cnn" else "linen"  # PyTorch is faster with images
         here = runs[(runs["env_id"] == row["env_id"]) & (runs["framework"] == framework)]
         here = of_kind(here, row["kind"])
         protocol, column = PROTOCOLS[row["episodes"]]
-        ours = here.loc[here["steps"] == here["steps"].max(), column].dropna()
+        here = here[here["steps"] == here["steps"].max()]
+        ours, steps = here[column].dropna(), here["steps"].max()
+        if column == "return" and steps > row["steps"]:
+            before = curves[curves["run"].isin(here["run"])]
+            before = before[before["global_step"] <= row["steps"]].groupby("run").last()
+            ours, steps = before["return"], before["global_step"].max()
         if len(ours):
-            row |= {"protocol": protocol, "our_steps": here["steps"].max(), "our_seeds": len(ours)}
+            row |= {"protocol": protocol, "our_steps": steps, "our_seeds": len(ours)}
             rows.append(row | {"our_mean": ours.mean(), "our_sd": ours.std()})
     if not rows:
         raise SourceError(f"{source} has no run in an environment of published.csv")
@@ -234,6 +270,27 @@ def frameworks_table(source: Path) -> Table:
         "difference": span(),
     }
     return table_of("returns_frameworks", "Frameworks", pd.DataFrame(rows), columns)
+
+
+def pooled(source: Path) -> Text:
+    """Return the ratio of PyTorch's returns to Linen's over all MuJoCo environments."""
+    runs = of_kind(read(source), "continuous")
+    samples = [
+        here.loc[here["mode"] == mode, "return"].to_numpy()
+        for _, here in runs[runs["mode"].isin(NAMES)].groupby("env_id")
+        for mode in NAMES
+    ]
+    found = bootstrapped(geometric_mean_ratio, *samples)
+    return Text(
+        f"PyTorch / Linen, over {len(samples) // 2} environments: {interval(*found)}. This is the "
+        "geometric mean of the ratios of the IQMs, with a stratified bootstrap interval."
+    )
+
+
+def geometric_mean_ratio(*samples: np.ndarray, axis: int = -1) -> Any:
+    """Return the geometric mean of the IQM ratios of the samples (a1, b1, a2, b2, ...), b to a."""
+    ratios = [iqm(b, axis) / iqm(a, axis) for a, b in zip(samples[::2], samples[1::2], strict=True)]
+    return np.exp(np.mean(np.log(ratios), axis=0))
 
 
 def cheetah(source: Path) -> pd.DataFrame:
@@ -280,15 +337,19 @@ def modes_test(source: Path) -> Text:
     runs = with_earlier(source)
     count = int((runs["return"] > HIGH).sum())
     total = f"{count} of {len(runs)} runs end above {HIGH:,}"
-    runs = runs[runs["processor"] == "AMD EPYC"]
+    is_old = (runs["mode"] == TORCH) & (runs["seed"] < runs["num_iterations"].map(FIRST_NEW))
+    runs = runs[(runs["processor"] == "AMD EPYC") & ~is_old]
     parts = []
     for mode, here in runs[runs["mode"].isin(NAMES)].groupby("mode", sort=False):
-        counts = pd.crosstab(here["num_iterations"], here["return"] > HIGH)
-        counts = counts.reindex(columns=[False, True], fill_value=0)
-        p_value = fisher_exact(counts.to_numpy()).pvalue
-        parts.append(f"p = {p_value:.2f} in {NAMES[str(mode)]}")
-    test = "Fisher's exact test between 488 and 489 iterations on the AMD EPYC"
-    return Text(f"In total, {total}. {test}: {join(parts)}.")
+        is_high = here["return"] > HIGH
+        counts = is_high.groupby(here["num_iterations"]).agg(high="sum", runs="size")
+        p_value = fisher_exact(np.c_[counts["high"], counts["runs"] - counts["high"]]).pvalue
+        shares = [f"{x.high} of {x.runs} with {x.Index:.0f}" for x in counts.itertuples()]
+        parts.append(f"{join(shares)} iterations in {NAMES[str(mode)]} (p = {p_value:.2f})")
+    return Text(
+        f"In total, {total}. On the AMD EPYC, and in PyTorch only with seeds that were not run "
+        f"before the question arose: {'; '.join(parts)}. The p-values are from Fisher's exact test."
+    )
 
 
 def reproduced(source: Path) -> Text:
@@ -318,21 +379,18 @@ def divergence(source: Path) -> Text:
 # === Figures ====================================================================================
 @figures.styled
 def draw_curves(source: Path, kind: str) -> Figure:
-    """Plot the return of each run against steps, with a panel per environment."""
+    """Plot the return of each run against steps, with one panel per environment."""
     runs = of_kind(read(source), kind).drop_duplicates("run")
     styles = figures.styles(in_order(runs).drop_duplicates("mode"))
     curves = progress(load(source).iterations)
-    is_long = (runs["kind"] == "discrete") & (runs["steps"] > LONG)
-    runs["panel"] = runs["env_id"].mask(is_long, runs["env_id"] + ", 10 million steps")
-    panels = list(runs["panel"].unique())
-    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    panels = list(runs["env_id"].unique())
     height, width = (4.4, figures.LONE) if len(panels) == 1 else (2.9, figures.WIDTH)
     titles = [panel.rpartition(":")[2] for panel in panels]
-    figure, axs = figures.make_panels(titles, columns, height, width, False)
+    figure, axs = figures.make_panels(titles, min(len(panels), 3), height, width, False)
     published = pd.read_csv(HERE / "published.csv")
     published = published[(published["kind"] == kind) & (published["source"] == "CleanRL")]
     for axes, panel in zip(axs, panels, strict=True):
-        for run in runs[runs["panel"] == panel].itertuples():
+        for run in runs[runs["env_id"] == panel].itertuples():
             curve = curves[curves["run"] == run.run]
             style = styles[str(run.mode)]
             axes.plot(
@@ -382,6 +440,8 @@ BLOCKS: dict[str, Callable[[Path], Table | Text]] = {
     "returns_coverage": coverage_table,
     "returns_published": published_table,
     "returns_frameworks": frameworks_table,
+    "returns_pooled": pooled,
+    "returns_variants": variants_table,
     "returns_modes": modes_table,
     "returns_modes_test": modes_test,
     "returns_reproduced": reproduced,

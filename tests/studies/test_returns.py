@@ -107,11 +107,12 @@ def test_a_table_of_returns(tmp_path):
 
 def test_complete_runs_are_counted(tmp_path):
     returns = {"sac_linen_gymnasium": [9.0, 9.0]}
-    write_study(tmp_path, returns, "Hopper-v5", 200, 5_000, algorithm="sac")
+    names = ["Hopper-v5__default__sac_linen_gymnasium__200it__seed2", "not in grid.toml"]
+    write_study(tmp_path, returns, "Hopper-v5", 200, 5_000, name=names)
     rows = {row["algorithm"]: row for row in cells(study.coverage_table(tmp_path))}
     assert [row["complete runs"] for row in rows.values()].count("0") == len(rows) - 1 == 5
-    assert rows["SAC"]["complete runs"] == "2"
-    assert rows["SAC"]["runs in grid.toml"] == "21" == str(len(listed("sac_")))
+    assert rows["SAC"]["complete runs"] == "1"
+    assert rows["SAC"]["runs in grid.toml"] == str(len(listed("sac_")))
 
 
 def test_published_returns_are_compared_with_returns_of_the_same_kind(tmp_path):
@@ -126,18 +127,47 @@ def test_published_returns_are_compared_with_returns_of_the_same_kind(tmp_path):
     assert rows["gymnax"]["our return"] == "485.0 ± 7.1"
 
 
+def test_training_returns_of_longer_runs_are_read_at_the_published_number_of_steps(tmp_path):
+    write_study(tmp_path, {"ppo_linen": [500.0]}, CARTPOLE, 100, 8192, greedy_return=[450.0])
+    rows = {row["source"]: row for row in cells(study.published_table(tmp_path))}
+    assert rows["CleanRL"]["our steps"] == "499,712"  # 61 of 100 iterations
+    assert rows["CleanRL"]["our return"] == "305.0"
+    assert rows["Stable-Baselines3 zoo"]["our steps"] == "819,200"
+    assert rows["Stable-Baselines3 zoo"]["our return"] == "450.0"
+
+
+def test_runs_with_other_hyperparameters_have_their_own_table(tmp_path):
+    settings = 2 * ['{"gamma": 0.99, "total_timesteps": 1}'] + ['{"gamma": 0.9999}']
+    write_study(tmp_path, {LINEN: [30.0, 34, 280]}, "Swimmer-v5", 20, settings=settings)
+    [row] = cells(study.continuous_table(tmp_path))
+    assert (row["seeds"], row["IQM"]) == ("2", "32.0")
+    [row] = cells(study.variants_table(tmp_path))
+    assert (row["changed hyperparameters"], row["IQM"]) == ("gamma 0.9999", "280")
+
+
+def test_frameworks_are_compared_over_several_environments(tmp_path):
+    """The ratios 2 and 1/8 have the geometric mean 1/2."""
+    for env_id, ratio in (("Hopper-v5", 2), ("Ant-v5", 1 / 8)):
+        returns = {LINEN: 5 * [80.0], TORCH: 5 * [80.0 * ratio]}
+        write_study(tmp_path / env_id, returns, env_id, 20)
+    said = study.pooled(tmp_path).text
+    assert said.startswith("PyTorch / Linen, over 2 environments: 0.500 [0.500, 0.500].")
+
+
 def test_the_runs_in_each_mode_are_counted(tmp_path):
     low, high = study.HIGH - 1.0, study.HIGH + 1.0
-    write_study(tmp_path / "a", {LINEN: [low] * 5, TORCH: [high] * 5}, study.CHEETAH, 488)
-    write_study(tmp_path / "b", {LINEN: [low] * 5, TORCH: [low] * 5}, study.CHEETAH, 489)
+    for name, length, torch in (("a", 488, 7 * [low] + 3 * [high]), ("b", 489, 10 * [low])):
+        write_study(tmp_path / name, {LINEN: 5 * [low], TORCH: torch}, study.CHEETAH, length)
     rows = cells(study.modes_table(tmp_path))
     counts = [row[f"seeds above {study.HIGH:,}"] for row in rows]
     assert [row["iterations"] for row in rows] == ["488", "489"] * 2
-    assert counts == ["0", "0", "5", "0"]
+    assert counts == ["0", "0", "3", "0"]
     said = study.modes_test(tmp_path).text
-    assert said.endswith("p = 1.00 in Linen and p = 0.01 in PyTorch.")  # 2 / (10 choose 5)
+    assert "0 of 5 with 488 and 0 of 5 with 489 iterations in Linen (p = 1.00)" in said
+    # Only new seeds count in PyTorch: 10 / (12 choose 3).
+    assert "3 of 5 with 488 and 0 of 7 with 489 iterations in PyTorch (p = 0.05)" in said
     # Only the comparison of lengths uses runs of 489 iterations.
-    assert [row["seeds"] for row in cells(study.continuous_table(tmp_path))] == ["5"] * 2
+    assert [row["seeds"] for row in cells(study.continuous_table(tmp_path))] == ["5", "10"]
 
 
 def test_earlier_runs_count_unless_they_were_repeated_on_the_same_processor(tmp_path):
@@ -176,13 +206,6 @@ def test_the_figures_show_every_run(tmp_path):
     study.update(tmp_path, tmp_path)
     for name in ("continuous.png", "halfcheetah.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_long_runs_with_discrete_actions_have_their_own_panel(tmp_path):
-    returns, lengths = {"ppo_linen": [7.0, 8, 30]}, [10, 10, 700]
-    write_study(tmp_path, returns, "Breakout-MinAtar", 10, 8_192, num_iterations=lengths)
-    short, long = study.draw_curves(tmp_path, "discrete").axes
-    assert (len(short.lines), len(long.lines)) == (2, 1)
 
 
 # === Data =======================================================================================
