@@ -175,7 +175,7 @@ def coverage_table(source: Path) -> Table:
     listed = plan.expand({"returns": plan.read_study("returns")}, args)
     names = pd.Series([run.name for run in listed])
     kinds = names.str.split("__").str[-3].map(kind_of)
-    complete = kinds[names.isin(read(source)["name"])].value_counts()
+    complete = kinds[names.isin(read(source)["run"])].value_counts()
     rows = [
         {"kind": kind, "complete": complete.get(kind, 0), "listed": count}
         for kind, count in kinds.value_counts(sort=False).items()

@@ -108,7 +108,7 @@ def test_a_table_of_returns(tmp_path):
 def test_complete_runs_are_counted(tmp_path):
     returns = {"sac_linen_gymnasium": [9.0, 9.0]}
     names = ["Hopper-v5__default__sac_linen_gymnasium__200it__seed2", "not in grid.toml"]
-    write_study(tmp_path, returns, "Hopper-v5", 200, 5_000, name=names)
+    write_study(tmp_path, returns, "Hopper-v5", 200, 5_000, run=names)
     rows = {row["algorithm"]: row for row in cells(study.coverage_table(tmp_path))}
     assert [row["complete runs"] for row in rows.values()].count("0") == len(rows) - 1 == 5
     assert rows["SAC"]["complete runs"] == "1"
