@@ -25,7 +25,7 @@ BATCH = 20  # runs per call to evaluate.py
 def pending(folder: Path) -> Iterator[Path]:
     """Yield the completed runs that evaluate.py has not evaluated.
 
-    Except runs on Atari games, and those of other libraries, which save no checkpoint.
+    Runs on Atari games and runs of other libraries, which save no checkpoint, are left out.
     """
     for path in sorted(folder.glob("*/run.json")):
         info = json.loads(path.read_text(encoding="utf-8"))

@@ -96,7 +96,7 @@ def changes(settings: pd.Series) -> pd.Series:
 def of_kind(runs: pd.DataFrame, kind: str) -> pd.DataFrame:
     """Return the runs of a kind in the order of grid.toml.
 
-    Without the extra HalfCheetah runs, and without runs with other hyperparameters.
+    The extra HalfCheetah runs and the runs with other hyperparameters are left out.
     """
     is_extra = (runs["env_id"] == CHEETAH) & (runs["num_iterations"] == EXTRA)
     runs = runs[(runs["kind"] == kind) & (runs["changes"] == "") & ~is_extra]
@@ -143,7 +143,11 @@ def bootstrapped(statistic: Callable[..., Any], *samples: np.ndarray) -> Interva
 
 def with_sd(mean: float, sd: float) -> str:
     """Return "1,443 ± 46", or only the mean if there is no standard deviation."""
-    decimals = 0 if abs(mean) >= 1000 else 1 if abs(mean) >= 10 else 2
+    decimals = 2
+    if abs(mean) >= 10:
+        decimals = 1
+    if abs(mean) >= 1000:
+        decimals = 0
     spread = f" ± {sd:,.{decimals}f}" if np.isfinite(sd) else ""
     return f"{mean:,.{decimals}f}{spread}"
 
